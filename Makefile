@@ -1,0 +1,100 @@
+# Everything from a clean machine with Python 3.11 or newer:  make demo,  make test
+#
+# Variables, given after the target:
+#   TORCH=...   what pip installs as PyTorch: a build for the CPU or for your GPU, for example
+#               make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#   PYTHON=...  the interpreter to build .venv from (default: the first of 3.11 to 3.13 found)
+#   VENV=...    where the environment lives (default .venv)
+#   STEPS=...   optimisation steps of each run of the demo (default 80)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+CONSTRAINTS ?= constraints.txt
+STEPS ?= 80
+RUNS ?= data/runs
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -q
+
+# One thread per process: two busy processes with two threads each are far slower.
+export OMP_NUM_THREADS ?= 1
+export MPLBACKEND ?= Agg
+
+.PHONY: help venv demo test test-all unit notebooks lint format bench readme clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+venv: $(STAMP) ## build .venv with the tested versions (once)
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@python="$(PYTHON)"; \
+	for name in python3 python3.13 python3.12 python3.11 python; do \
+	  [ -n "$$python" ] && break; \
+	  if $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	    2>/dev/null; then python=$$name; fi; \
+	done; \
+	[ -n "$$python" ] || { echo "no Python 3.11 to 3.13 found: install one, or PYTHON=path" >&2; exit 1; }; \
+	echo "building $(VENV) with $$($$python --version)"; \
+	[ -x $(BIN)/python ] || $$python -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -e ".[dev,notebooks]" -c $(CONSTRAINTS)
+	@touch $@
+
+demo: venv ## train binary GRPO and GAGAR from the shipped checkpoint, compare, draw
+	@echo "two runs of $(STEPS) steps side by side, one core each; logs in $(RUNS)/demo/"
+	@mkdir -p $(RUNS)/demo
+	@common="--preset tiny --seed 0 --steps $(STEPS) --resume"; \
+	$(BIN)/gagar-mini train $$common --credit binary \
+	  --run-dir $(RUNS)/demo/binary-$(STEPS) > $(RUNS)/demo/binary.log 2>&1 & pid=$$!; \
+	$(BIN)/gagar-mini train $$common --credit gagar --grader rubric \
+	  --run-dir $(RUNS)/demo/gagar-$(STEPS) 2>&1 | tee $(RUNS)/demo/gagar.log; \
+	wait $$pid || { tail -5 $(RUNS)/demo/binary.log >&2; exit 1; }
+	$(BIN)/gagar-mini compare $(RUNS)/demo/binary-$(STEPS) $(RUNS)/demo/gagar-$(STEPS) \
+	  --out $(RUNS)/demo/compare.png
+
+test: venv lint ## lint, unit tests, every notebook; says how many ran
+	@echo "== unit tests"
+	@$(PYTEST) | tee $(VENV)/unit.log
+	@echo "== notebooks"
+	@$(PYTEST) -m notebook --durations=0 | tee $(VENV)/notebooks.log
+	@echo "make test: unit tests: $$(tail -1 $(VENV)/unit.log)"
+	@echo "make test: notebooks:  $$(tail -1 $(VENV)/notebooks.log)"
+
+# A marker that no test carries yet makes pytest exit with 5, which is no failure here.
+test-all: test ## make test, then the slow tests and those of Docker, vLLM and the peers
+	@for marker in slow docker vllm peers; do \
+	  echo "== $$marker"; \
+	  $(PYTEST) -m "$$marker and not gpu" || { code=$$?; \
+	    [ $$code = 5 ] && echo "no test is marked $$marker yet" || exit $$code; }; \
+	done
+
+unit: venv ## the unit tests only
+	@$(PYTEST)
+
+notebooks: venv ## execute every notebook through papermill with its CI parameters
+	@$(PYTEST) -m notebook --durations=0
+
+lint: venv ## ruff on code and notebooks; notebooks carry no stray outputs
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@find notebooks -maxdepth 1 -name '*.ipynb' -print0 | xargs -0 -r $(BIN)/nbstripout --verify
+
+format: venv ## ruff format and the safe fixes
+	@$(BIN)/ruff check --fix --quiet . && $(BIN)/ruff format .
+
+bench: venv ## tokens per second of rollout, verification and update on this machine
+	$(BIN)/gagar-mini doctor --bench
+
+readme: venv ## write the numbers of data/results into README.md
+	$(BIN)/python -m gagar_mini.view.readme
+
+clean: ## remove the environment and caches; runs and results stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

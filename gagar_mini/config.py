@@ -1,14 +1,17 @@
 """Every knob of a run, as frozen dataclasses, and the presets that set them together.
 
 A preset is a function that returns a full `RunConfig`. Overrides are dotted names
-(`rollout.group_size`); a name that does not exist, a value of another type or an impossible
-combination is a `ValueError` in one sentence.
+(`rollout.group_size`); a name that does not exist, a value of another type or an
+impossible combination is a `ValueError` in one sentence.
 """
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import yaml
 
 CreditRule = Literal["binary", "downweight", "gagar", "gagar-exact"]
 GraderName = Literal["none", "rubric", "oracle", "random", "reversed", "shortest"]
@@ -28,7 +31,7 @@ class RolloutConfig:
     group_size: int = 8
     """Trajectories per task (G)."""
     temperature: float = 1.0
-    """Sampling temperature; log-probs are taken at the same one. Above 0 in training."""
+    """Sampling temperature, also that of log-probs. Above 0 in training."""
     max_turns: int = 10
     """Turns of one trajectory, the submitting one included."""
     max_action_tokens: int = 320
@@ -66,7 +69,7 @@ class GraderConfig:
 @dataclass(frozen=True)
 class CreditConfig:
     rule: CreditRule = "binary"
-    """How the group's credit is shared: "gagar" is the paper's bounded training form."""
+    """How the group's credit is shared; "gagar" is the paper's bounded form."""
     max_scale: float = 1.5
     """Cap on the credit scale lambda in the bounded form (paper Eqs 7-8)."""
     scale_by_std: bool = False
@@ -82,7 +85,7 @@ class LossConfig:
     """Ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     band_low: float = 0.2
     band_high: float = 5.0
-    """Band of the importance ratio outside which a token is masked (masked-importance)."""
+    """Band of the ratio outside which a token is masked (masked-importance)."""
     aggregation: Aggregation = "token-mean"
     """What one optimiser step averages over."""
 
@@ -98,9 +101,9 @@ class OptimConfig:
     warmup_steps: int = 2
     """Optimiser updates over which the learning rate rises to `lr`."""
     num_minibatches: int = 2
-    """Optimiser updates per step, each on whole groups. With 1 the clip is never active."""
+    """Optimiser updates per step, each on whole groups. With 1 the clip is idle."""
     micro_batch_tokens: int = 8192
-    """Padded tokens of one forward and backward pass; changes memory, not the result."""
+    """Padded tokens of one forward and backward pass: memory, not the result."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class RunConfig:
     engine: Literal["torch"] = "torch"
     """Who samples: "torch" is the engine of this package."""
     sandbox: Literal["bubblewrap", "unsafe-local"] = "bubblewrap"
-    """Where untrusted code runs. "unsafe-local" isolates nothing and must be asked for."""
+    """Where untrusted code runs. "unsafe-local" isolates nothing."""
     threads: int = 1
     """Threads of torch. Results are reproducible for an equal number of threads."""
     checkpoint_every: int = 10
@@ -152,8 +155,8 @@ def check(config: RunConfig) -> None:
         )
     if rollout.temperature <= 0:
         raise ValueError(
-            f"rollout.temperature is {rollout.temperature}: training needs a temperature "
-            "above 0, since greedy rollouts are not samples of a policy"
+            f"rollout.temperature is {rollout.temperature}: training needs a "
+            "value above 0, since greedy rollouts are not samples of a policy"
         )
     positive = {
         "steps": config.steps,
@@ -172,15 +175,189 @@ def check(config: RunConfig) -> None:
         "optim.micro_batch_tokens": config.optim.micro_batch_tokens,
     }
     for name, value in positive.items():
-        if value <= 0:
+        if not value > 0:
             raise ValueError(f"{name} is {value}: it must be above 0")
     if config.credit.max_scale < 1:
         raise ValueError(
-            f"credit.max_scale is {config.credit.max_scale}: a cap below 1 would shrink "
-            "even a group whose factors are all 1"
+            f"credit.max_scale is {config.credit.max_scale}: a cap below 1 would "
+            "shrink even a group whose factors are all 1"
         )
     if config.credit.rule != "binary" and config.grader.name == "none":
         raise ValueError(
-            f"credit.rule {config.credit.rule!r} shares credit by grades, so it needs a "
-            "grader: --grader.name rubric (or oracle, random, reversed, shortest)"
+            f"credit.rule {config.credit.rule!r} shares credit by grades, so it needs "
+            "a grader: --grader.name rubric (or oracle, random, reversed, shortest)"
         )
+    _check_ranges(config)
+
+
+def _check_ranges(config: RunConfig) -> None:
+    loss, optim = config.loss, config.optim
+    if config.grader.reference in ("none", "random", "reversed"):
+        raise ValueError(
+            f"grader.reference is {config.grader.reference!r}: a control permutes the "
+            "tiers of a real grader, rubric, oracle or shortest"
+        )
+    if not 0 < loss.clip_low < 1 or loss.clip_high <= 0:
+        raise ValueError(
+            f"loss.clip_low {loss.clip_low} and loss.clip_high {loss.clip_high}: the "
+            "clip [1 - clip_low, 1 + clip_high] must hold 1 and only positive ratios"
+        )
+    if not 0 < loss.band_low < 1 < loss.band_high:
+        raise ValueError(
+            f"loss.band_low {loss.band_low} and loss.band_high {loss.band_high}: the "
+            "band must hold the on-policy ratio 1 and only positive ratios"
+        )
+    if not (0 <= optim.beta1 < 1 and 0 <= optim.beta2 < 1):
+        raise ValueError(
+            f"optim.beta1 {optim.beta1} and optim.beta2 {optim.beta2}: both must lie "
+            "in [0, 1)"
+        )
+    for name, value in {
+        "grader.timeout_s": config.grader.timeout_s,
+        "optim.max_grad_norm": optim.max_grad_norm,
+        "rollout.max_tool_seconds": config.rollout.max_tool_seconds,
+    }.items():
+        if not value > 0:
+            raise ValueError(f"{name} is {value}: it must be above 0")
+
+
+Value = int | float | str | bool
+"""What one knob may hold."""
+
+
+def with_overrides(config: RunConfig, overrides: Mapping[str, Value]) -> RunConfig:
+    """`config` with some knobs set anew by their dotted names, checked as a whole.
+
+    A value is of the knob's type, or a string that spells one (as on a command line);
+    `group-size` and `group_size` are the same name. Raises ValueError, in one sentence,
+    for an unknown name, a value of another type, an impossible combination.
+    """
+    values, value_types = flatten(config), knobs()
+    for name, value in overrides.items():
+        key = name.replace("-", "_")
+        if key not in value_types:
+            raise ValueError(
+                f"there is no setting {name!r}{_suggest(key, value_types)}"
+            )
+        values[key] = _convert(key, value, value_types[key])
+    config = _build(RunConfig, values, "")
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def flatten(config: RunConfig) -> dict[str, Value]:
+    """Every knob by its dotted name, in the order of the classes."""
+    return _flatten_mapping(to_dict(config))
+
+
+def knobs() -> dict[str, object]:
+    """The type of every knob by its dotted name."""
+    return _knobs(RunConfig, "")
+
+
+def to_dict(config: RunConfig) -> dict[str, Value | dict[str, Value]]:
+    """The nested plain form, as stored in a run folder's config.yaml."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(data: Mapping[str, Value | Mapping[str, Value]]) -> RunConfig:
+    """The inverse of `to_dict`. A knob that is missing takes its default."""
+    return with_overrides(RunConfig(), _flatten_mapping(data))
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The resolved config as YAML; `from_yaml` reads it back equal."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+def from_yaml(text: str) -> RunConfig:
+    """The config that a YAML text describes. Raises ValueError in one sentence."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).split())
+        raise ValueError(f"the config is no valid YAML: {where}") from None
+    if not isinstance(data, dict):
+        raise ValueError("the config must be a mapping of settings, such as 'seed: 0'")
+    return from_dict(data)
+
+
+def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Value, Value]]:
+    """The knobs that differ: dotted name -> (old value, new value)."""
+    before, after = flatten(old), flatten(new)
+    return {
+        name: (before[name], after[name])
+        for name in before
+        if before[name] != after[name]
+    }
+
+
+def _knobs(config_class: type, prefix: str) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value_type in get_type_hints(config_class).items():
+        if dataclasses.is_dataclass(value_type):
+            found |= _knobs(value_type, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value_type
+    return found
+
+
+def _build(config_class: type, values: Mapping[str, Value], prefix: str) -> object:
+    arguments = {}
+    for name, value_type in get_type_hints(config_class).items():
+        if dataclasses.is_dataclass(value_type):
+            arguments[name] = _build(value_type, values, f"{prefix}{name}.")
+        else:
+            arguments[name] = values[prefix + name]
+    return config_class(**arguments)
+
+
+def _flatten_mapping(data: Mapping[str, object], prefix: str = "") -> dict[str, Value]:
+    flat: dict[str, Value] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten_mapping(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _convert(name: str, value: Value, wanted: object) -> Value:
+    """`value` as the type of the knob `name`; strings are read as that type."""
+    if get_origin(wanted) is Literal:
+        if value in get_args(wanted):
+            return value
+        choices = ", ".join(map(str, get_args(wanted)))
+        raise ValueError(f"{name} is {value!r}: it must be one of {choices}")
+    readers = {bool: _read_bool, int: int, float: float, str: str}
+    if isinstance(value, str):
+        try:
+            return readers[wanted](value)
+        except ValueError:
+            pass
+    # bool is an int in Python, but `group_size=True` is a slip and not a number
+    elif type(value) is wanted or (wanted is float and type(value) is int):
+        return wanted(value)
+    raise ValueError(f"{name} is {value!r}: it must be of type {wanted.__name__}")
+
+
+def _read_bool(text: str) -> bool:
+    words = {
+        "true": True,
+        "yes": True,
+        "1": True,
+        "false": False,
+        "no": False,
+        "0": False,
+    }
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+def _suggest(name: str, known: Mapping[str, object]) -> str:
+    """A clause naming the nearest knob, or "" when none is near."""
+    leaf = name.rpartition(".")[2]
+    same_leaf = [key for key in known if key.rpartition(".")[2] == leaf]
+    near = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f": did you mean {near[0]!r}?" if near else ""

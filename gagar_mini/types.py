@@ -23,7 +23,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -280,6 +280,7 @@ class RolloutGroup:
 # --- what the layers ask of each other --------------------------------------------------
 
 
+@runtime_checkable
 class Grader(Protocol):
     """Orders the passing members of one group. Raises `UnusableGrade` when it cannot."""
 
@@ -325,6 +326,7 @@ class Completion:
     weight_version: int
 
 
+@runtime_checkable
 class Conversation(Protocol):
     """One append-only context at an engine; used as a context manager, closed once."""
 
@@ -338,6 +340,7 @@ class Conversation(Protocol):
     def __exit__(self, *exc_info: object) -> None: ...
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Token in, token out: many conversations at once, one set of weights."""
 

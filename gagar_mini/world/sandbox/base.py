@@ -7,7 +7,7 @@ floods its output is data in the result. A harness that fails raises `SandboxUna
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gagar_mini.types import Files
 
@@ -38,6 +38,7 @@ class RunResult:
     duration_s: float
 
 
+@runtime_checkable
 class Sandbox(Protocol):
     """Runs untrusted programs. Thread-safe; `close` ends every process it started."""
 

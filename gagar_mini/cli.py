@@ -1,0 +1,507 @@
+"""The command line: flags -> config -> one call.
+
+Each command is a dataclass of flags, whose docstring is its help, and a function. What
+a user can get wrong is one sentence on stderr and exit status 2; nothing is written
+then. Heavy modules are imported inside the functions, so that --help answers at once.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gagar_mini.config import (
+    PRESETS,
+    GraderName,
+    RunConfig,
+    differences,
+    to_yaml,
+    with_overrides,
+)
+from gagar_mini.types import SandboxUnavailable
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status: 0 done, 2 bad input, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    families = {name.split()[0] for name in COMMANDS if " " in name}
+    if {*words} <= {"-h", "--help", "help", *families}:
+        print(overview())
+        return 0
+    try:
+        name, rest = split_command(words)
+        flags_class, run = COMMANDS[name]
+        run(parse(name, flags_class, rest))
+    except (ValueError, OSError, SandboxUnavailable) as error:
+        print(f"gagar-mini: {sentence(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("gagar-mini: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def overview() -> str:
+    """The commands, one line each."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [
+        f"  {name:<{width}}{flags_class.__doc__.splitlines()[0]}"
+        for name, (flags_class, _) in COMMANDS.items()
+    ]
+    return "\n".join(
+        [
+            "usage: gagar-mini COMMAND [flags]   (gagar-mini COMMAND --help says more)",
+            "",
+            "Train small code agents with binary GRPO or GAGAR, and look inside.",
+            "Start with `gagar-mini doctor`: it says what this machine can run.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The longest prefix of `words` that names a command, and what follows."""
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return name, list(words[length:])
+    family = [name for name in COMMANDS if name.split()[0] == words[0]]
+    choices = ", ".join(family or COMMANDS)
+    raise ValueError(
+        f"there is no command {' '.join(words[:2])!r}: use one of {choices}"
+    )
+
+
+def parse(name: str, flags_class: type, words: Sequence[str]) -> object:
+    """The flags of a command; a slip is a ValueError, without tyro's frame."""
+    default = None
+    if flags_class is Train:
+        words = [expand_shorthand(word) for word in words]
+        default = Train(config=preset_of(words))
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(
+                flags_class,
+                args=list(words),
+                default=default,
+                prog=f"gagar-mini {name}",
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(unframed(box.getvalue())) from None
+
+
+def unframed(box: str) -> str:
+    """The message of tyro's framed error, and the nearest flag where it names one."""
+    frame = "".join(map(chr, range(0x2500, 0x2580))) + " "
+    lines = [line.strip(frame) for line in box.splitlines()[1:]]
+    message = " ".join(lines[: lines.index("")] if "" in lines else lines)
+    near = [line for line in lines if line.startswith("--")]
+    if message.startswith("Unrecognized") and near:
+        return f"{message}: did you mean {near[0]}?"
+    return message
+
+
+def sentence(error: Exception) -> str:
+    """The error on one line; an OSError says what and where, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """What this machine can run, and what is missing.
+
+    Example: gagar-mini doctor
+
+    Each line says whether a part is there, what it is for and how to get it. Always
+    exits with 0: a part that is missing only closes what needs it.
+    """
+
+    json: bool = False
+    """Print a JSON list instead of the table."""
+
+
+def run_doctor(flags: Doctor) -> None:
+    from gagar_mini.doctor import examine, table
+
+    checks = examine()
+    if flags.json:
+        print_json([dataclasses.asdict(check) for check in checks])
+    else:
+        print(table(checks))
+
+
+@dataclass(frozen=True)
+class TasksList:
+    """List the tasks of a family and split.
+
+    Example: gagar-mini tasks list --family core --split eval
+    """
+
+    family: str = "core"
+    """Task set: "core" (small enough for the tiny policy) or "full"."""
+    split: str = "train"
+    """Split of the set, such as "train" or "eval"."""
+
+
+def run_tasks_list(flags: TasksList) -> None:
+    from gagar_mini.world.tasks import load_tasks
+
+    tasks = load_tasks(flags.family, flags.split)
+    for task in tasks:
+        print(f"{task.id}\t{task.statement.splitlines()[0]}")
+    print(f"{len(tasks)} tasks in {flags.family}/{flags.split}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class TasksShow:
+    """Show one task as the agent sees it: statement and files, never the hidden tests.
+
+    Example: gagar-mini tasks show "$(gagar-mini tasks list | head -1 | cut -f1)"
+    """
+
+    task: tyro.conf.Positional[str]
+    """Task id, as `gagar-mini tasks list` prints it."""
+    gold: bool = False
+    """Print a correct patch too. A spoiler, in the form that `verify --patch` takes."""
+
+
+def run_tasks_show(flags: TasksShow) -> None:
+    from gagar_mini.world.tasks import find_task
+
+    task = find_task(flags.task)
+    print(f"task {task.id}\n\n{task.statement.strip()}\n")
+    print(f"may change: {', '.join(task.allowed_paths)}")
+    print(f"visible check: {task.visible_check}")
+    for path, content in sorted(task.files.items()):
+        print(f"\n--- {path}\n{content.decode(errors='replace').rstrip()}")
+    if flags.gold:
+        print(f"\n--- a correct patch\n{task.gold_patch.decode(errors='replace')}")
+
+
+@dataclass(frozen=True)
+class SftPolicy:
+    """Train the start checkpoint of the tiny preset from demonstrations.
+
+    Example: gagar-mini sft policy --out data/runs/my-policy --num-tokens 8000000
+
+    Draws demonstrations on the training tasks (their habits are in the data card),
+    trains a tokenizer, then the policy. 8 million tokens take 10 to 20 minutes on two
+    cores.
+    """
+
+    out: Path
+    """Folder of the new checkpoint (Hugging Face layout); must be absent or empty."""
+    preset: str = "tiny"
+    """Preset whose start checkpoint is wanted; only "tiny" is trained from nothing."""
+    num_tokens: int = 8_000_000
+    """Tokens of demonstrations, each seen once."""
+    seed: int = 0
+    threads: int = 2
+    """Threads of torch."""
+
+
+def run_sft_policy(flags: SftPolicy) -> None:
+    if flags.preset != "tiny":
+        raise ValueError(
+            f"preset {flags.preset!r} starts from a published model: only 'tiny' has a "
+            "policy of its own to train"
+        )
+    from gagar_mini.learn.sft import SftConfig, train_policy
+
+    config = SftConfig(
+        seed=flags.seed, num_tokens=flags.num_tokens, threads=flags.threads
+    )
+    statistics = train_policy(flags.out, config)
+    print_json(statistics)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a policy with GRPO on hidden tests, plain or with redistributed credit.
+
+    Example, the baseline:  gagar-mini train --credit binary --seed 0 --steps 80
+    Example, the method:    gagar-mini train --credit gagar --grader rubric --seed 0
+    Example, a setting:     gagar-mini train --rollout.group-size 16 --dry-run
+
+    --credit and --grader are short for --credit.rule and --grader.name. The run folder
+    gets config.yaml, metrics.jsonl, rollouts/, checkpoints/ and summary.json; an
+    existing one is never overwritten: give --resume to go on with it. A step of the
+    tiny preset takes 2 to 4 seconds on one core.
+    """
+
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(
+        default_factory=RunConfig
+    )
+    run_dir: Path | None = None
+    """Folder of the run. Default: data/runs/PRESET-RULE-GRADER-sSEED."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint; a run that does not exist yet begins."""
+    dry_run: bool = False
+    """Print the resolved settings and stop."""
+
+
+def preset_of(words: Sequence[str]) -> RunConfig:
+    """The full config that `--preset NAME` stands for; flags then change single
+    settings."""
+    name = "tiny"
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--preset":
+            name = following
+        elif word.startswith("--preset="):
+            name = word.removeprefix("--preset=")
+    if name not in PRESETS:
+        raise ValueError(
+            f"there is no preset {name!r}: use one of {', '.join(PRESETS)}"
+        )
+    return PRESETS[name]()
+
+
+def expand_shorthand(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    names = {"--credit": "--credit.rule", "--grader": "--grader.name"}
+    return names.get(flag, flag) + equals + value
+
+
+def default_run_dir(config: RunConfig) -> Path:
+    arm = f"{config.credit.rule}-{config.grader.name}"
+    return Path("data/runs") / f"{config.preset}-{arm}-s{config.seed}"
+
+
+def run_train(flags: Train) -> None:
+    run_dir = flags.run_dir or default_run_dir(flags.config)
+    if flags.dry_run:
+        print(f"# run folder: {run_dir}\n{to_yaml(flags.config)}", end="")
+        return
+    from gagar_mini.learn.rl import train
+
+    changed = differences(PRESETS[flags.config.preset](), flags.config)
+    told = ", ".join(f"{name}={new}" for name, (_, new) in changed.items())
+    print(f"{run_dir}: {flags.config.preset} with {told or 'its defaults'}")
+    train(flags.config, run_dir, resume=flags.resume and run_dir.exists())
+    print(f"done: {run_dir / 'summary.json'}; next: gagar-mini eval {run_dir}")
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Measure a policy on held-out tasks: pass rate, quality and cost of its patches.
+
+    Example: gagar-mini eval data/runs/tiny-gagar-rubric-s0 --split eval --samples 2
+    Example, a budget sweep: gagar-mini eval RUN --max-turns 6 8 10 --max-tokens 240 288
+    320
+
+    Several budgets are evaluated one after the other, paired in order. For a run folder
+    the newest checkpoint is taken, and the figures are added to its eval.jsonl.
+    """
+
+    policy: tyro.conf.Positional[Path]
+    """Run folder, or folder of a checkpoint."""
+    family: str = "core"
+    """Task set."""
+    split: str = "eval"
+    """Split of the set."""
+    max_turns: tuple[int, ...] = ()
+    """Turns of one trajectory. Default: as in training."""
+    max_tokens: tuple[int, ...] = ()
+    """Sampled tokens of one trajectory. Default: as in training."""
+    samples: int = 1
+    """Trajectories per task."""
+    max_tasks: int = 0
+    """Evaluate the first so many tasks; 0 means all."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 is greedy."""
+    seed: int = 0
+    json: bool = False
+    """Print a JSON list instead of the table."""
+
+
+def run_eval(flags: Eval) -> None:
+    from gagar_mini.evaluating import (
+        budgets,
+        choose_tasks,
+        evaluate_budgets,
+        open_subject,
+        table,
+    )
+
+    if flags.samples < 1 or flags.max_tasks < 0 or flags.temperature < 0:
+        raise ValueError("--samples must be above 0, the other numbers not below 0")
+    subject = open_subject(flags.policy)
+    rollout = dataclasses.replace(subject.config.rollout, temperature=flags.temperature)
+    rows = evaluate_budgets(
+        subject,
+        choose_tasks(flags.family, flags.split, flags.max_tasks),
+        budgets(flags.max_turns, flags.max_tokens, rollout),
+        samples=flags.samples,
+        seed=flags.seed,
+    )
+    print_json(rows) if flags.json else print(table(rows))
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Run the hidden tests of a task on a patch, in the sandbox.
+
+    Example: gagar-mini verify --task TASK --patch fix.diff
+
+    The patch is a git diff against the task's files. Exit status 0 whatever the
+    verdict: pass, fail or tampered (the patch attacked the tests; reward 0).
+    """
+
+    task: str
+    """Task id, as `gagar-mini tasks list` prints it."""
+    patch: Path
+    """File with the git diff."""
+    seed: int = 0
+    """Draws the hidden inputs; another seed, other inputs."""
+    sandbox: str = "bubblewrap"
+    """Where the patched program runs: "bubblewrap", or "unsafe-local" (no
+    isolation)."""
+    json: bool = False
+    """Print the outcome as JSON."""
+
+
+def run_verify(flags: Verify) -> None:
+    from gagar_mini.group_file import apply_or_explain
+    from gagar_mini.world.sandbox import open_sandbox
+    from gagar_mini.world.tasks import find_task
+    from gagar_mini.world.verifier import verify
+
+    task = find_task(flags.task)
+    patch = flags.patch.read_bytes()
+    apply_or_explain(task, patch, str(flags.patch))
+    with contextlib.closing(open_sandbox(flags.sandbox)) as sandbox:
+        outcome = verify(task, patch, sandbox, seed=flags.seed)
+    if flags.json:
+        print_json(dataclasses.asdict(outcome) | {"reward": outcome.reward})
+        return
+    print(f"{outcome.status} (reward {outcome.reward}): {outcome.reason}")
+    for test, verdict in outcome.tests.items():
+        print(f"  {verdict:<8}{test}")
+
+
+@dataclass(frozen=True)
+class Grade:
+    """Grade the passing members of any group of candidates and share their credit.
+
+    Example: gagar-mini grade group.json --grader rubric
+
+    The file says {"task_id": ..., "candidates": [{"id": ..., "patch": ..., "passed":
+    true | false | null}, ...]}; null has the hidden tests decide. Prints tier, order
+    and quality factor of each, and the advantage before and after. A grade of your own
+    can stand in the file as "grade": {"ID": {"tier": "T1", "order": 0}, ...}: every
+    passing id exactly once.
+    """
+
+    file: tyro.conf.Positional[Path]
+    """JSON file with one group."""
+    grader: GraderName = "rubric"
+    """Who orders the passing members; "none" takes the grade in the file, if any."""
+    credit: str = "gagar"
+    """Credit rule: binary, downweight, gagar (bounded, Eqs 7-8) or gagar-exact (Eq.
+    2)."""
+    max_scale: float = 1.5
+    """Cap on the credit scale in the bounded rule."""
+    seed: int = 0
+    """Draws hidden inputs and the order of the random grader."""
+    sandbox: str = "bubblewrap"
+    """Where programs run when "passed" is null."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+
+def run_grade(flags: Grade) -> None:
+    from gagar_mini.group_file import grade_file, table
+
+    settings = {
+        "grader.name": flags.grader,
+        "credit.rule": flags.credit if flags.grader != "none" else "binary",
+        "credit.max_scale": flags.max_scale,
+    }
+    config = with_overrides(PRESETS["tiny"](), settings)
+    graded = grade_file(
+        flags.file, config, rule=flags.credit, seed=flags.seed, sandbox=flags.sandbox
+    )
+    print_json(dataclasses.asdict(graded)) if flags.json else print(table(graded))
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare runs: one row a method, with intervals over its seeds, and a figure.
+
+    Example: gagar-mini compare data/runs/tiny-* --out compare.png
+
+    Runs with the same settings but for the seed are one method. Training figures are
+    means over the last tenth of the steps; held-out figures come from `gagar-mini eval
+    RUN`.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    out: Path | None = None
+    """Write the figure of the learning curves here (PNG, PDF or SVG by its ending)."""
+    force: bool = False
+    """Overwrite the figure if it exists."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+
+def run_compare(flags: Compare) -> None:
+    from gagar_mini.view.compare import compare_runs, read_runs, table
+
+    if not flags.runs:
+        raise ValueError("name at least one run folder to compare")
+    runs = read_runs(flags.runs)
+    rows = compare_runs(runs)
+    if flags.json:
+        print_json([dataclasses.asdict(row) for row in rows])
+    else:
+        print(table(rows))
+    if flags.out is not None:
+        from gagar_mini.view.plots import save_comparison
+
+        refuse_overwriting(flags.out, force=flags.force)
+        save_comparison(runs, flags.out)
+        print(f"figure: {flags.out}", file=sys.stderr)
+
+
+def refuse_overwriting(path: Path, *, force: bool) -> None:
+    if path.exists() and not force:
+        raise ValueError(
+            f"{path} exists: choose another name, or --force to replace it"
+        )
+
+
+def print_json(value: object) -> None:
+    """Print JSON that any reader takes: numbers that do not exist become null."""
+    from gagar_mini.view.tables import without_nan
+
+    print(json.dumps(without_nan(value), indent=2, default=str))
+
+
+COMMANDS: dict[str, tuple[type, Callable]] = {
+    "doctor": (Doctor, run_doctor),
+    "tasks list": (TasksList, run_tasks_list),
+    "tasks show": (TasksShow, run_tasks_show),
+    "sft policy": (SftPolicy, run_sft_policy),
+    "train": (Train, run_train),
+    "eval": (Eval, run_eval),
+    "verify": (Verify, run_verify),
+    "grade": (Grade, run_grade),
+    "compare": (Compare, run_compare),
+}
+"""Name, flags and function of each command, in the order in which a reader meets
+them."""

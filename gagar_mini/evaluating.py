@@ -1,0 +1,164 @@
+"""Measuring a trained policy under one or several budgets, from a checkpoint or a run."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from gagar_mini.agent.dialect import CompactDialect
+from gagar_mini.agent.rollouts import Harness, evaluate
+from gagar_mini.config import PRESETS, RolloutConfig, RunConfig
+from gagar_mini.learn.evaluation import summarise
+from gagar_mini.model.policy import load_policy
+from gagar_mini.model.torch_engine import TorchEngine
+from gagar_mini.records import read_config
+from gagar_mini.types import RolloutGroup, Task
+from gagar_mini.view.tables import text_table
+from gagar_mini.world.sandbox import open_sandbox
+from gagar_mini.world.tasks import load_tasks
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated: the folder of its weights, and the run that they belong to."""
+
+    checkpoint: Path
+    config: RunConfig
+    run_dir: Path | None
+    step: int | None
+
+
+def open_subject(path: Path) -> Subject:
+    """The newest checkpoint of a run folder, or a checkpoint itself.
+
+    Raises ValueError, in one sentence, where the folder holds neither.
+    """
+    if (path / "config.json").is_file():
+        return Subject(path, PRESETS["tiny"](), run_dir=None, step=None)
+    config = read_config(path)
+    for folder in sorted((path / "checkpoints").glob("step_*"), reverse=True):
+        if (folder / "state.json").is_file():
+            step = int(folder.name.removeprefix("step_"))
+            return Subject(policy_folder(folder), config, run_dir=path, step=step)
+    raise ValueError(f"the run {path} has no checkpoint yet: train it first")
+
+
+def policy_folder(checkpoint: Path) -> Path:
+    """The part of a run's checkpoint that `load_policy` reads."""
+    return checkpoint / "policy" if (checkpoint / "policy").is_dir() else checkpoint
+
+
+def budgets(
+    max_turns: Sequence[int], max_tokens: Sequence[int], limits: RolloutConfig
+) -> list[RolloutConfig]:
+    """Limits of each evaluation: values paired in order, a single one kept for all."""
+    turns = list(max_turns) or [limits.max_turns]
+    tokens = list(max_tokens) or [limits.max_action_tokens]
+    size = max(len(turns), len(tokens))
+    for name, values in {"--max-turns": turns, "--max-tokens": tokens}.items():
+        if len(values) not in (1, size):
+            raise ValueError(
+                f"{name} has {len(values)} values and the other budget {size}: give as "
+                "many of both, or one that holds for all"
+            )
+        if min(values) < 1:
+            raise ValueError(f"{name} is {min(values)}: it must be at least 1")
+    turns, tokens = turns * (size // len(turns)), tokens * (size // len(tokens))
+    return [
+        replace(limits, max_turns=turn, max_action_tokens=token)
+        for turn, token in zip(turns, tokens, strict=True)
+    ]
+
+
+def evaluate_budgets(
+    subject: Subject,
+    tasks: Sequence[Task],
+    all_limits: Sequence[RolloutConfig],
+    *,
+    samples: int,
+    seed: int,
+) -> list[dict[str, float | int | str | None]]:
+    """The figures of each budget. A run's own are added to its eval.jsonl, too."""
+    policy, tokenizer = load_policy(subject.checkpoint)
+    rows = []
+    with contextlib.closing(open_sandbox(subject.config.sandbox)) as sandbox:
+        harness = Harness(TorchEngine(policy), CompactDialect(tokenizer), sandbox)
+        for limits in all_limits:
+            groups = evaluate_once(harness, tasks, limits, samples=samples, seed=seed)
+            row = {
+                "checkpoint": str(subject.checkpoint),
+                "step": subject.step,
+                "family": tasks[0].family,
+                "split": tasks[0].split,
+                "max_turns": limits.max_turns,
+                "max_tokens": limits.max_action_tokens,
+                "temperature": limits.temperature,
+                "samples": samples,
+                "seed": seed,
+                **dataclasses.asdict(summarise(groups)),
+            }
+            rows.append(row)
+            if subject.run_dir is not None:
+                append_line(subject.run_dir / "eval.jsonl", row)
+    return rows
+
+
+def evaluate_once(
+    harness: Harness,
+    tasks: Sequence[Task],
+    limits: RolloutConfig,
+    *,
+    samples: int,
+    seed: int,
+) -> list[RolloutGroup]:
+    what = f"{limits.max_turns} turns, {limits.max_action_tokens} tokens"
+    with tqdm(total=len(tasks), desc=what, unit="task") as progress:
+        return asyncio.run(
+            evaluate(
+                harness,
+                tasks,
+                limits,
+                samples_per_task=samples,
+                seed=seed,
+                on_group=lambda group: progress.update(),
+            )
+        )
+
+
+def choose_tasks(family: str, split: str, max_tasks: int) -> tuple[Task, ...]:
+    tasks = load_tasks(family, split)
+    return tasks[:max_tasks] if max_tasks else tasks
+
+
+def append_line(path: Path, row: dict) -> None:
+    from gagar_mini.view.tables import without_nan
+
+    with open(path, "a") as file:
+        file.write(json.dumps(without_nan(row)) + "\n")
+
+
+def table(rows: Sequence[dict]) -> str:
+    """One line a budget, with the 95 % interval of the pass rate (resampled by task)."""
+    return text_table(
+        [
+            {
+                "turns<=": row["max_turns"],
+                "tokens<=": row["max_tokens"],
+                "tasks": row["num_tasks"],
+                "pass": row["pass_rate"],
+                "95 %": "{:.3f} to {:.3f}".format(*row["pass_interval"]),
+                "clean": row["clean_share"],
+                "noise lines": row["noise_lines"],
+                "turns": row["turns"],
+                "tokens": row["action_tokens"],
+                "truncated": row["truncated_share"],
+                "entropy": row["entropy"],
+            }
+            for row in rows
+        ]
+    )

@@ -89,7 +89,7 @@ def test_temperature_divides_the_logits():
     logprobs = token_logprobs(logits.double(), ids, temperature=0.5)
     assert float(logprobs[0, 1]) == pytest.approx(expected)
     with pytest.raises(ValueError, match="temperature is 0"):
-        token_logprobs(logits, ids, temperature=0)
+        token_logprobs(logits, ids, temperature=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -323,7 +323,7 @@ def test_a_step_without_actions_is_a_legal_no_op(loss, kind):
     step["logits"].requires_grad_()
     value, sums = loss_of(step, loss, kind)
     (gradient,) = torch.autograd.grad(value, step["logits"])
-    assert float(value) == 0
+    assert value.item() == 0
     assert not gradient.any()
     assert set(mean_metrics(sums).values()) == {0.0}
 

@@ -1,4 +1,4 @@
-"""Measuring a trained policy under one or several budgets, from a checkpoint or a run."""
+"""Measuring a policy under one or several budgets, from a checkpoint or a run."""
 
 import asyncio
 import contextlib
@@ -143,7 +143,7 @@ def append_line(path: Path, row: dict) -> None:
 
 
 def table(rows: Sequence[dict]) -> str:
-    """One line a budget, with the 95 % interval of the pass rate (resampled by task)."""
+    """One line a budget; the interval of the pass rate resamples tasks."""
     return text_table(
         [
             {

@@ -1,0 +1,195 @@
+"""Runs -> methods -> one row each, with intervals over the seeds.
+
+Runs whose settings agree in all but the seed are one method. An interval over seeds is
+Student's t; with a single seed there is none, and the table shows a dash.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gagar_mini.config import PRESETS, RunConfig, differences
+from gagar_mini.metrics import mean_interval_over_seeds
+from gagar_mini.records import read_config, read_metrics
+from gagar_mini.view.tables import Cell, text_table
+
+TRAINING_FIGURES = {
+    "pass_rate": "train pass",
+    "clean_share": "train clean",
+    "turns": "turns",
+    "action_tokens": "tokens",
+    "entropy": "entropy",
+    "cap_hit_rate": "cap hits",
+    "fallback_rate": "fallbacks",
+}
+"""Keys of metrics.jsonl, with their heads: means over the last tenth of the steps."""
+
+HELD_OUT_FIGURES = {
+    "pass_rate": "pass",
+    "clean_share": "clean",
+    "noise_lines": "noise",
+    "turns": "turns",
+    "action_tokens": "tokens",
+}
+"""Keys of eval.jsonl, with their heads: the newest line of each run."""
+
+Line = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run folder says: settings, metrics by step, evaluations in order."""
+
+    path: Path
+    config: RunConfig
+    method: str
+    metrics: list[Line]
+    evaluations: list[Line]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean over seeds and its 95 % interval; the bounds are NaN with a single seed."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method: its seeds, figures of late training, figures on held-out tasks."""
+
+    method: str
+    seeds: tuple[int, ...]
+    steps: int
+    training: dict[str, Estimate]
+    held_out: dict[str, Estimate]
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs of some folders. Raises ValueError for a folder without a step."""
+    runs = []
+    for path in paths:
+        config = read_config(path)
+        metrics = read_metrics(path)
+        if not metrics:
+            raise ValueError(f"the run {path} has no step yet: nothing to compare")
+        evaluations = read_lines(path / "eval.jsonl")
+        runs.append(Run(path, config, method_of(config), metrics, evaluations))
+    return runs
+
+
+def read_lines(path: Path) -> list[Line]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def method_of(config: RunConfig) -> str:
+    """Rule and grader, and every other setting that is not the preset's, seed aside."""
+    name = config.credit.rule
+    if config.grader.name != "none":
+        name += f" + {config.grader.name}"
+    told = {"seed", "credit.rule", "grader.name", "threads", "policy"}
+    default = PRESETS.get(config.preset, RunConfig)()
+    other = [
+        f"{key}={new}"
+        for key, (_, new) in differences(default, config).items()
+        if key not in told
+    ]
+    return ", ".join([name, *other])
+
+
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of each method in the order of first appearance."""
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(run.method, []).append(run)
+    return grouped
+
+
+def compare_runs(runs: Sequence[Run]) -> list[MethodRow]:
+    """One row a method. Two runs of a method with the same seed are a ValueError."""
+    rows = []
+    for method, members in by_method(runs).items():
+        seeds = tuple(run.config.seed for run in members)
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"{method}: two runs have the same seed, of {seeds}")
+        training = [late_figures(run) for run in members]
+        held_out = [run.evaluations[-1] for run in members if run.evaluations]
+        rows.append(
+            MethodRow(
+                method,
+                seeds,
+                steps=min(len(run.metrics) for run in members),
+                training=estimates(training, TRAINING_FIGURES),
+                held_out=estimates(held_out, HELD_OUT_FIGURES),
+            )
+        )
+    return rows
+
+
+def late_figures(run: Run) -> Line:
+    """Means over the last tenth of the steps, at least one; None counts for nothing."""
+    late = run.metrics[-max(1, len(run.metrics) // 10) :]
+    return {key: mean_of([line.get(key) for line in late]) for key in TRAINING_FIGURES}
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def estimates(lines: Sequence[Line], keys: Sequence[str]) -> dict[str, Estimate]:
+    """Mean and interval over the runs of each figure that they have."""
+    found = {}
+    for key in keys:
+        values = [line[key] for line in lines if line.get(key) is not None]
+        if values:
+            mean, low, high = mean_interval_over_seeds(values)
+            bounds = (low, high) if math.isfinite(low) else (math.nan, math.nan)
+            found[key] = Estimate(mean, *bounds)
+    return found
+
+
+def table(rows: Sequence[MethodRow]) -> str:
+    """Late training, then held-out tasks where `gagar-mini eval RUN` has been run."""
+    parts = [
+        text_table([table_line(row, row.training, TRAINING_FIGURES) for row in rows]),
+        "mean [95 % interval over seeds], last tenth of the steps, training tasks",
+    ]
+    evaluated = [row for row in rows if row.held_out]
+    if evaluated:
+        parts += [
+            "",
+            text_table(
+                [table_line(row, row.held_out, HELD_OUT_FIGURES) for row in evaluated]
+            ),
+            "mean [95 % interval over seeds], newest evaluation of each run",
+        ]
+    return "\n".join(parts)
+
+
+def table_line(
+    row: MethodRow, figures: dict[str, Estimate], heads: dict[str, str]
+) -> dict[str, Cell]:
+    line: dict[str, Cell] = {
+        "method": row.method,
+        "seeds": len(row.seeds),
+        "steps": row.steps,
+    }
+    for key, head in heads.items():
+        line[head] = estimate_text(figures[key]) if key in figures else "-"
+    return line
+
+
+def estimate_text(estimate: Estimate) -> str:
+    digits = 1 if abs(estimate.mean) >= 10 else 2
+    text = f"{estimate.mean:.{digits}f}"
+    if math.isnan(estimate.low):
+        return text
+    return f"{text} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"

@@ -19,11 +19,13 @@ import tyro
 
 from gagar_mini.config import (
     PRESETS,
+    CreditConfig,
+    CreditRule,
+    GraderConfig,
     GraderName,
     RunConfig,
     differences,
     to_yaml,
-    with_overrides,
 )
 from gagar_mini.types import SandboxUnavailable
 
@@ -410,7 +412,7 @@ class Grade:
     """JSON file with one group."""
     grader: GraderName = "rubric"
     """Who orders the passing members; "none" takes the grade in the file, if any."""
-    credit: str = "gagar"
+    credit: CreditRule = "gagar"
     """Credit rule: binary, downweight, gagar (bounded, Eqs 7-8) or gagar-exact (Eq.
     2)."""
     max_scale: float = 1.5
@@ -426,14 +428,12 @@ class Grade:
 def run_grade(flags: Grade) -> None:
     from gagar_mini.group_file import grade_file, table
 
-    settings = {
-        "grader.name": flags.grader,
-        "credit.rule": flags.credit if flags.grader != "none" else "binary",
-        "credit.max_scale": flags.max_scale,
-    }
-    config = with_overrides(PRESETS["tiny"](), settings)
+    grader = GraderConfig(name=flags.grader)
+    credit = CreditConfig(rule=flags.credit, max_scale=flags.max_scale)
+    if flags.max_scale < 1:
+        raise ValueError(f"--max-scale is {flags.max_scale}: it must be at least 1")
     graded = grade_file(
-        flags.file, config, rule=flags.credit, seed=flags.seed, sandbox=flags.sandbox
+        flags.file, grader, credit, seed=flags.seed, sandbox=flags.sandbox
     )
     print_json(dataclasses.asdict(graded)) if flags.json else print(table(graded))
 

@@ -14,28 +14,27 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
+import numpy as np
 
-from gagar_mini.config import RunConfig
-from gagar_mini.credit import (
-    CREDIT_RULES,
-    group_advantages,
-    is_gradable,
-    quality_factors,
-    revoke_confirmed_hacks,
-)
+from gagar_mini.config import CreditConfig, GraderConfig
+from gagar_mini.credit import is_gradable
+from gagar_mini.grader.controls import make_grader
+from gagar_mini.learn.collecting import grade_group
+from gagar_mini.learn.sharing import share_credit
 from gagar_mini.types import (
-    Candidate,
     CandidateGrade,
     Flag,
     GroupGrade,
     Outcome,
+    RolloutGroup,
     Status,
+    StopReason,
     Task,
     Tier,
+    Trajectory,
     seed_for,
 )
 from gagar_mini.view.tables import text_table
@@ -68,93 +67,60 @@ class GradedGroup:
 
     task_id: str
     rule: str
+    credit_scale: float
+    is_cap_hit: bool
     members: tuple[MemberRow, ...]
     note: str
 
 
 def grade_file(
-    path: Path, config: RunConfig, *, rule: str, seed: int, sandbox: str
+    path: Path, grader: GraderConfig, credit: CreditConfig, *, seed: int, sandbox: str
 ) -> GradedGroup:
-    """Read, verify where asked, grade with the config's grader, share the credit."""
-    if rule not in CREDIT_RULES:
-        choices = ", ".join(CREDIT_RULES)
-        raise ValueError(f"there is no credit rule {rule!r}: use one of {choices}")
-    task, candidates, given = read_group(path, seed=seed, sandbox=sandbox)
-    grade, note = given, "" if given else "no grader was asked for"
-    rewards = [candidate.outcome.reward or 0.0 for candidate in candidates]
-    valid = [candidate.outcome.reward is not None for candidate in candidates]
-    if config.grader.name != "none":
-        if given:
-            raise ValueError(
-                f"{path} holds a grade and --grader {config.grader.name} makes another:"
-                " give --grader none, or take the grade out of the file"
-            )
-        note = "not gradable: that takes two passes and one failure"
-        if is_gradable(rewards, valid):
-            grade, note = ask_grader(config, task, candidates, seed), ""
-    return share_credit(task.id, candidates, grade, config, rule=rule, note=note)
-
-
-def ask_grader(
-    config: RunConfig, task: Task, candidates: Sequence[Candidate], seed: int
-) -> GroupGrade:
-    from gagar_mini.grader.controls import make_grader
-
-    grader = make_grader(config.grader)
-    assert grader is not None
-    return asyncio.run(grader.grade(task, candidates, seed_for(seed, "grade")))
-
-
-def share_credit(
-    task_id: str,
-    candidates: Sequence[Candidate],
-    grade: GroupGrade | None,
-    config: RunConfig,
-    *,
-    rule: str,
-    note: str,
-) -> GradedGroup:
-    """Hacks revoked, then the group's mean, then the factors, then the rule."""
-    grades = grade.grades if grade else {}
-    hacks = grade.confirmed_hacks if grade else ()
-    ids = [candidate.id for candidate in candidates]
-    rewards = torch.tensor([c.outcome.reward or 0.0 for c in candidates]).double()
-    valid = torch.tensor([c.outcome.reward is not None for c in candidates])
-    rewards = revoke_confirmed_hacks(rewards, [i in hacks for i in ids])
-    advantages = group_advantages(rewards, valid=valid)
-    factors = quality_factors(
-        [grades[i].tier.value if i in grades else None for i in ids],
-        [grades[i].order if i in grades else 0 for i in ids],
+    """Read, verify where asked, grade, and share the credit as the trainer does."""
+    group = read_group(path, seed=seed, sandbox=sandbox)
+    judge = make_grader(grader)
+    if judge is None:
+        note = "" if group.grade else "no grader was asked for"
+        return graded_group(group, credit, note)
+    if group.grade is not None:
+        raise ValueError(
+            f"{path} holds a grade and --grader {grader.name} makes another: give "
+            "--grader none, or take the grade out of the file"
+        )
+    if not is_gradable(group.rewards, group.valid):
+        note = "not gradable, which takes two passes and one failure"
+        return graded_group(group, credit, note)
+    group = asyncio.run(
+        grade_group(
+            judge, group, timeout_s=grader.timeout_s, seed=seed_for(seed, "grade")
+        )
     )
-    shared = advantages
-    if grade is not None:
-        shared = CREDIT_RULES[rule](
-            advantages,
-            rewards > 0,
-            factors,
-            valid=valid,
-            max_scale=config.credit.max_scale,
-        )
-    rows = [
-        MemberRow(
-            id=candidate.id,
-            status="hack" if candidate.id in hacks else candidate.outcome.status.value,
-            tier=grades[candidate.id].tier.value if candidate.id in grades else None,
-            order=grades[candidate.id].order if candidate.id in grades else None,
-            factor=float(factors[index]),
-            advantage=float(advantages[index]),
-            redistributed=float(shared[index]),
-            flags=tuple(flag_text(f) for f in flags_of(grades, candidate.id)),
-        )
-        for index, candidate in enumerate(candidates)
-    ]
-    return GradedGroup(task_id, rule, tuple(rows), note)
+    why = group.fallback_reason
+    return graded_group(group, credit, why and f"the grade is unusable: {why}")
 
 
-def flags_of(
-    grades: Mapping[str, CandidateGrade], candidate_id: str
-) -> tuple[Flag, ...]:
-    return grades[candidate_id].flags if candidate_id in grades else ()
+def graded_group(group: RolloutGroup, credit: CreditConfig, note: str) -> GradedGroup:
+    shared = share_credit(group, credit)
+    grades = group.grade.grades if group.grade else {}
+    hacks = group.grade.confirmed_hacks if group.grade else ()
+    rows = []
+    for index, candidate in enumerate(group.candidates):
+        name, grade = candidate.id, grades.get(candidate.id)
+        rows.append(
+            MemberRow(
+                id=name,
+                status="hack" if name in hacks else candidate.outcome.status.value,
+                tier=grade.tier.value if grade else None,
+                order=grade.order if grade else None,
+                factor=float(shared.factors[index]),
+                advantage=float(shared.before[index]),
+                redistributed=float(shared.after[index]),
+                flags=tuple(flag_text(flag) for flag in grade.flags) if grade else (),
+            )
+        )
+    return GradedGroup(
+        group.task.id, credit.rule, shared.scale, shared.is_cap_hit, tuple(rows), note
+    )
 
 
 def flag_text(flag: Flag) -> str:
@@ -184,8 +150,10 @@ def table(graded: GradedGroup) -> str:
     after = sum(member.redistributed for member in passes)
     lines = [f"task {graded.task_id}", text_table(rows)]
     lines.append(f"sum over passes: {before:.4f} before, {after:.4f} after")
-    total = sum(member.redistributed for member in ordered)
-    lines.append(f"sum over the group after: {total:.4f}")
+    lines.append(
+        f"credit scale {graded.credit_scale:.4f}"
+        + (", above the cap" if graded.is_cap_hit else "")
+    )
     if graded.note:
         lines.append(f"nothing moved: {graded.note}")
     for member in ordered:
@@ -193,10 +161,8 @@ def table(graded: GradedGroup) -> str:
     return "\n".join(lines)
 
 
-def read_group(
-    path: Path, *, seed: int, sandbox: str
-) -> tuple[Task, list[Candidate], GroupGrade | None]:
-    """The task, its candidates with outcomes, and the grade if the file has one."""
+def read_group(path: Path, *, seed: int, sandbox: str) -> RolloutGroup:
+    """The group of a file, verified where it says null, with its grade if it has one."""
     try:
         document = json.loads(path.read_text())
     except json.JSONDecodeError as error:
@@ -205,16 +171,34 @@ def read_group(
         raise ValueError(f'{path} must be an object with "task_id" and "candidates"')
     task = find_task(str(document["task_id"]))
     members = read_members(path, document["candidates"])
-    for member in members:
-        apply_or_explain(
-            task,
-            member["patch"].encode("utf-8", "surrogateescape"),
-            f"candidate {member['id']!r}",
-        )
-    candidates = verify_members(task, members, seed=seed, sandbox=sandbox)
-    given = document.get("grade")
-    passing = [c.id for c in candidates if c.outcome.status is Status.PASS]
-    return task, candidates, None if given is None else read_grade(given, passing)
+    patches = [member["patch"].encode("utf-8", "surrogateescape") for member in members]
+    for member, patch in zip(members, patches, strict=True):
+        apply_or_explain(task, patch, f"the patch of candidate {member['id']!r}")
+    told = [member["passed"] for member in members]
+    outcomes = outcomes_of(task, patches, told, seed=seed, sandbox=sandbox)
+    trajectories = tuple(
+        bare_trajectory(member["id"], task, patch)
+        for member, patch in zip(members, patches, strict=True)
+    )
+    group = RolloutGroup(path.name, task, trajectories, tuple(outcomes))
+    if document.get("grade") is None:
+        return group
+    passing = [c.id for c in group.candidates if c.outcome.status is Status.PASS]
+    return replace(group, grade=read_grade(document["grade"], passing))
+
+
+def bare_trajectory(name: str, task: Task, patch: bytes) -> Trajectory:
+    """A patch of which nobody knows how it came about: no token, no turn."""
+    return Trajectory(
+        id=name,
+        task_id=task.id,
+        ids=np.zeros(0, np.int64),
+        action_mask=np.zeros(0, bool),
+        behaviour_logprobs=np.zeros(0, np.float32),
+        turns=(),
+        patch=patch,
+        stop_reason=StopReason.SUBMITTED,
+    )
 
 
 def read_members(path: Path, listed: object) -> list[dict]:
@@ -246,23 +230,26 @@ def read_members(path: Path, listed: object) -> list[dict]:
     return listed
 
 
-def verify_members(
-    task: Task, members: Sequence[Mapping], *, seed: int, sandbox: str
-) -> list[Candidate]:
-    """Outcomes as told by the file; hidden tests run where it says null."""
+def outcomes_of(
+    task: Task,
+    patches: Sequence[bytes],
+    told: Sequence[bool | None],
+    *,
+    seed: int,
+    sandbox: str,
+) -> list[Outcome]:
+    """Outcomes as told; hidden tests run, on the same inputs, where nothing is told."""
+    hidden = seed_for(seed, "hidden")
     with contextlib.ExitStack() as stack:
         box = None
-        if any(member["passed"] is None for member in members):
+        if None in told:
             box = stack.enter_context(contextlib.closing(open_sandbox(sandbox)))
-        candidates = []
-        for member in members:
-            patch = member["patch"].encode("utf-8", "surrogateescape")
-            if member["passed"] is None:
-                outcome = verify(task, patch, box, seed=seed_for(seed, "hidden"))
-            else:
-                outcome = Outcome(Status.PASS if member["passed"] else Status.FAIL)
-            candidates.append(Candidate(member["id"], patch, outcome))
-        return candidates
+        return [
+            verify(task, patch, box, seed=hidden)
+            if passed is None
+            else Outcome(Status.PASS if passed else Status.FAIL)
+            for patch, passed in zip(patches, told, strict=True)
+        ]
 
 
 def apply_or_explain(task: Task, patch: bytes, name: str) -> None:

@@ -99,9 +99,9 @@ def test_hidden_states_of_chosen_positions_give_their_logits(policy):
 
 
 def test_missing_and_unfit_folders_are_sentences(policy, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="config.json is missing"):
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
         load_policy(tmp_path)
-    with pytest.raises(ValueError, match="tokenizer.json is missing"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="an id without a token"):
         save_policy(TinyPolicy(PolicyConfig(vocab_size=512)), tokenizer, tmp_path)

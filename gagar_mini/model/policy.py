@@ -1,9 +1,9 @@
 """The tiny policy: a plain Llama-shaped transformer, and its Hugging Face folder.
 
 RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied embeddings. Parameter
-names and config are those of transformers' LlamaForCausalLM, so what `save_policy` writes
-loads in transformers and vLLM. Left out: biases, dropout, scaled rotary positions, and a
-cache, which the engine keeps.
+names and config are those of transformers' LlamaForCausalLM, so what `save_policy`
+writes loads in transformers and vLLM. Left out: biases, dropout, scaled rotary
+positions, and a cache, which the engine keeps.
 """
 
 import dataclasses

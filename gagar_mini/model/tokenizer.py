@@ -12,8 +12,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-# A line break and the indent behind it are one piece, so an indented line costs one token
-# more; digits stand alone, so a number looks the same wherever it is copied to.
+# A line break and the indent behind it are one piece, so an indented line costs one
+# token more; digits stand alone, so a number looks the same wherever it is copied to.
 PIECES = r"\r?\n[ \t]*|\p{N}| ?[\p{L}_]+| ?[^\s\p{L}\p{N}_]+|[ \t]+|\s"
 
 

@@ -13,7 +13,7 @@ id once. Every slip in the file is a ValueError in one sentence.
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,7 +162,7 @@ def table(graded: GradedGroup) -> str:
 
 
 def read_group(path: Path, *, seed: int, sandbox: str) -> RolloutGroup:
-    """The group of a file, verified where it says null, with its grade if it has one."""
+    """The group of a file, verified where it says null, graded if it says so."""
     try:
         document = json.loads(path.read_text())
     except json.JSONDecodeError as error:

@@ -6,7 +6,7 @@ Student's t; with a single seed there is none, and the table shows a dash.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,26 +18,31 @@ from gagar_mini.records import read_config, read_metrics
 from gagar_mini.view.tables import Cell, text_table
 
 TRAINING_FIGURES = {
-    "pass_rate": "train pass",
-    "clean_share": "train clean",
-    "turns": "turns",
-    "action_tokens": "tokens",
-    "entropy": "entropy",
-    "cap_hit_rate": "cap hits",
-    "fallback_rate": "fallbacks",
+    "reward/pass_rate": "pass",
+    "patch/clean_share": "clean",
+    "patch/noise_lines": "noise lines",
+    "rollout/turns": "turns",
+    "rollout/action_tokens": "tokens",
+    "policy/entropy": "entropy",
+    "credit/cap_hit_rate": "cap hits",
+    "grader/fallback_rate": "fallbacks",
 }
 """Keys of metrics.jsonl, with their heads: means over the last tenth of the steps."""
 
 HELD_OUT_FIGURES = {
     "pass_rate": "pass",
     "clean_share": "clean",
-    "noise_lines": "noise",
+    "noise_lines": "noise lines",
     "turns": "turns",
     "action_tokens": "tokens",
 }
 """Keys of eval.jsonl, with their heads: the newest line of each run."""
 
-Line = dict[str, float | None]
+Line = dict[str, int | float | None]
+"""Numbers of one step, by name."""
+
+Evaluation = dict[str, bool | int | float | str | list | None]
+"""One line of eval.jsonl: what was evaluated, and the figures."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Run:
     config: RunConfig
     method: str
     metrics: list[Line]
-    evaluations: list[Line]
+    evaluations: list[Evaluation]
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[Evaluation]:
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
@@ -144,7 +149,9 @@ def mean_of(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def estimates(lines: Sequence[Line], keys: Sequence[str]) -> dict[str, Estimate]:
+def estimates(
+    lines: Sequence[Line | Evaluation], keys: Iterable[str]
+) -> dict[str, Estimate]:
     """Mean and interval over the runs of each figure that they have."""
     found = {}
     for key in keys:

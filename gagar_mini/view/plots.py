@@ -33,13 +33,17 @@ LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
 
 LABELS = {
-    "pass_rate": "pass rate on training tasks",
-    "clean_share": "clean share of passes",
-    "turns": "turns per trajectory",
-    "action_tokens": "sampled tokens per trajectory",
-    "entropy": "entropy estimate (nats per token)",
-    "fallback_rate": "gradable groups without a usable grade",
-    "credit_scale": "credit scale (lambda)",
+    "reward/pass_rate": "pass rate on training tasks",
+    "patch/clean_share": "share of passes without noise",
+    "patch/noise_lines": "noise lines per passing patch",
+    "rollout/turns": "turns per trajectory",
+    "rollout/action_tokens": "sampled tokens per trajectory",
+    "policy/entropy": "entropy (nats per token)",
+    "grader/fallback_rate": "gradable groups without a usable grade",
+    "credit/scale_mean": "credit scale (lambda), uncapped",
+    "pass_rate": "pass rate on held-out tasks",
+    "clean_share": "share of held-out passes without noise",
+    "action_tokens": "sampled tokens per held-out trajectory",
 }
 
 
@@ -104,14 +108,14 @@ def plot_budget_sweep(
         style = style_of(members[0], number)
         ax.errorbar(turns, mean, yerr=spread, label=label, capsize=3, **style)
     ax.set_xlabel("turns allowed")
-    ax.set_ylabel(LABELS[metric].replace("training", "held-out"))
+    ax.set_ylabel(LABELS.get(metric, metric))
     return ax
 
 
 def plot_fallbacks(runs: Sequence[Run], ax: Axes) -> Axes:
     """Gradable groups that ended on plain GRPO, so that a broken grader is seen."""
     graded = [run for run in runs if run.config.grader.name != "none"]
-    plot_learning_curves(graded, "fallback_rate", ax)
+    plot_learning_curves(graded, "grader/fallback_rate", ax)
     ax.set_ylim(-0.02, 1.02)
     return ax
 
@@ -119,7 +123,7 @@ def plot_fallbacks(runs: Sequence[Run], ax: Axes) -> Axes:
 def plot_credit_scale(runs: Sequence[Run], ax: Axes) -> Axes:
     """The mean credit scale of the redistributed groups, and the cap."""
     graded = [run for run in runs if run.config.grader.name != "none"]
-    plot_learning_curves(graded, "credit_scale", ax)
+    plot_learning_curves(graded, "credit/scale_mean", ax)
     for cap in sorted({run.config.credit.max_scale for run in graded}):
         ax.axhline(cap, color="0.5", lw=0.8, ls=":")
         ax.annotate(f"cap {cap:g}", (0, cap), va="bottom", color="0.4", fontsize=8)
@@ -130,9 +134,9 @@ def save_comparison(runs: Sequence[Run], path: Path) -> None:
     """Four panels to a file: pass rate, quality, cost, and what the grader did."""
     figure = Figure(figsize=(10, 7), layout="constrained")
     (top_left, top_right), (low_left, low_right) = figure.subplots(2, 2)
-    plot_learning_curves(runs, "pass_rate", top_left).set_title("Success")
-    plot_learning_curves(runs, "clean_share", top_right).set_title("Quality")
-    plot_learning_curves(runs, "action_tokens", low_left).set_title("Cost")
+    plot_learning_curves(runs, "reward/pass_rate", top_left).set_title("Success")
+    plot_learning_curves(runs, "patch/clean_share", top_right).set_title("Quality")
+    plot_learning_curves(runs, "rollout/action_tokens", low_left).set_title("Cost")
     plot_credit_scale(runs, low_right).set_title("Credit scale of graded groups")
     handles, labels = top_left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)

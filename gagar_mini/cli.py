@@ -293,8 +293,12 @@ def run_train(flags: Train) -> None:
     changed = differences(PRESETS[flags.config.preset](), flags.config)
     told = ", ".join(f"{name}={new}" for name, (_, new) in changed.items())
     print(f"{run_dir}: {flags.config.preset} with {told or 'its defaults'}")
-    train(flags.config, run_dir, resume=flags.resume and run_dir.exists())
-    print(f"done: {run_dir / 'summary.json'}; next: gagar-mini eval {run_dir}")
+    resume = flags.resume and run_dir.exists()
+    summary = train(flags.config, run_dir, resume=resume)
+    if summary["status"] == "finished":
+        print(f"done; next: gagar-mini eval {run_dir}")
+    else:
+        print(f"stopped; go on with: --run-dir {run_dir} --resume")
 
 
 @dataclass(frozen=True)

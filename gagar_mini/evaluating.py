@@ -14,6 +14,7 @@ from gagar_mini.agent.dialect import CompactDialect
 from gagar_mini.agent.rollouts import Harness, evaluate
 from gagar_mini.config import PRESETS, RolloutConfig, RunConfig
 from gagar_mini.learn.evaluation import summarise
+from gagar_mini.learn.rl import find_policy
 from gagar_mini.model.policy import load_policy
 from gagar_mini.model.torch_engine import TorchEngine
 from gagar_mini.records import read_config
@@ -38,19 +39,16 @@ def open_subject(path: Path) -> Subject:
 
     Raises ValueError, in one sentence, where the folder holds neither.
     """
-    if (path / "config.json").is_file():
-        return Subject(path, PRESETS["tiny"](), run_dir=None, step=None)
+    if (find_policy(str(path)) / "config.json").is_file():
+        return Subject(
+            find_policy(str(path)), PRESETS["tiny"](), run_dir=None, step=None
+        )
     config = read_config(path)
     for folder in sorted((path / "checkpoints").glob("step_*"), reverse=True):
         if (folder / "state.json").is_file():
             step = int(folder.name.removeprefix("step_"))
-            return Subject(policy_folder(folder), config, run_dir=path, step=step)
+            return Subject(folder, config, run_dir=path, step=step)
     raise ValueError(f"the run {path} has no checkpoint yet: train it first")
-
-
-def policy_folder(checkpoint: Path) -> Path:
-    """The part of a run's checkpoint that `load_policy` reads."""
-    return checkpoint / "policy" if (checkpoint / "policy").is_dir() else checkpoint
 
 
 def budgets(

@@ -5,11 +5,28 @@ read-only system and nothing else, and reports what happened. A program that fai
 floods its output is data in the result. A harness that fails raises `SandboxUnavailable`.
 """
 
+import os
+import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Protocol, runtime_checkable
 
 from gagar_mini.types import Files
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONNOUSERSITE": "1",
+    # the order of a set must not differ from one verification to the next
+    "PYTHONHASHSEED": "0",
+}
+"""All that a program sees of an environment: nothing of the host's is inherited."""
 
 
 @dataclass(frozen=True)
@@ -61,3 +78,54 @@ class Sandbox(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Output:
+    """What comes out of a pipe, up to a cap; the rest is read and dropped, so that a program
+    which floods its output is neither blocked nor stored. The pipe does not block."""
+
+    def __init__(self, descriptor: int, max_bytes: int):
+        self.descriptor = descriptor
+        self.content = bytearray()
+        self.is_truncated = False
+        self._max_bytes = max_bytes
+
+    def read(self) -> bytes | None:
+        """One read: what it gave, b"" at the end, None when nothing is there now."""
+        try:
+            chunk = os.read(self.descriptor, 65_536)
+        except BlockingIOError:
+            return None
+        room = self._max_bytes - len(self.content)
+        self.content += chunk[:room]
+        self.is_truncated |= len(chunk) > room
+        return chunk
+
+    def drain(self) -> None:
+        """Read what is there now. Never waits: some other process may hold the pipe."""
+        while self.read():
+            pass
+
+
+def is_out_of_time(returncode: int) -> bool:
+    """Whether the limit of processor time ended the program."""
+    return returncode == -signal.SIGXCPU
+
+
+def check_request(files: Files, argv: Sequence[str], limits: Limits) -> None:
+    """Raise ValueError for what no backend can run: the caller's mistake."""
+    if not argv:
+        raise ValueError("argv is empty: there is no command to run")
+    for path in files:
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+            raise ValueError(f"{path!r} is no path inside the tree")
+    size_mb = sum(map(len, files.values())) / 2**20
+    if size_mb > limits.disk_mb:
+        raise ValueError(f"the tree has {size_mb:.0f} MB, disk_mb is {limits.disk_mb}")
+
+
+def find_interpreter() -> Path:
+    """The interpreter itself, not the virtual environment around it: what runs in a sandbox
+    sees the standard library and no installed package."""
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()

@@ -6,24 +6,28 @@ matrices behind them, rotary pairs made neighbours so that a rotation is one com
 product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gagar_mini.model.policy import TinyPolicy, rotary_table
 
 LENGTH_STEP = 32  # attended lengths are multiples of it: aligned, with little waste
 
+Attend = Callable[[Tensor, Tensor], Tensor]
+"""(a layer's cache, queries [token, head, head_dim]) -> mixed values [token, hidden]"""
+
 
 class CachedModel:
     """Weights of one policy, and the keys and values of up to `max_rows` contexts.
 
-    The cache is [layer, 2, row, key-value head, max_context + 1, head_dim], where the 2
-    are keys and values; column `max_context` swallows what padding writes.
+    The cache is [layer, 2, row, key-value head, max_context, head_dim], where the 2 are
+    keys and values. New tokens are packed: those of all rows stand in one line [token],
+    without padding.
     """
 
     def __init__(
@@ -32,7 +36,7 @@ class CachedModel:
         self.config, self.device = policy.config, device
         self.max_rows, self.max_context = max_rows, max_context
         self.cache: Tensor | None = None
-        cos, sin = rotary_table(self.config, max_context + 1, device)
+        cos, sin = rotary_table(self.config, max_context, device)
         half = self.config.head_dim // 2
         self.rotations = torch.complex(cos[:, :half].contiguous(), sin[:, :half])
         self.load(policy)
@@ -84,7 +88,7 @@ class CachedModel:
         if self.cache is None:
             config = self.config
             heads, width = config.num_key_value_heads, config.head_dim
-            shape = (2, self.max_rows, heads, self.max_context + 1, width)
+            shape = (2, self.max_rows, heads, self.max_context, width)
             self.cache = torch.zeros(
                 config.num_hidden_layers, *shape, device=self.device
             )
@@ -104,28 +108,61 @@ class CachedModel:
 
         Returns the logits of what follows each row's last token.
         """
-        lengths = torch.tensor([len(new) for new in ids], device=self.device)
-        padded = torch.zeros(len(ids), int(lengths.max()), dtype=torch.long)
-        for i, new in enumerate(ids):
-            padded[i, : len(new)] = torch.as_tensor(new)
-        padded = padded.to(self.device)
-        offsets = torch.arange(padded.shape[1], device=self.device)
-        positions = torch.tensor(starts, device=self.device)[:, None] + offsets
-        positions[offsets >= lengths[:, None]] = self.max_context
-        length = max(start + len(new) for start, new in zip(starts, ids, strict=True))
-        index = torch.tensor(rows, device=self.device)
-        hidden = self.forward(padded, positions, index, length)
-        return self.logits(hidden[torch.arange(len(ids)), lengths - 1])
+        lengths = [len(new) for new in ids]
+        places = [
+            torch.arange(start, start + length, device=self.device)
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+        masks = [self.mask(positions, int(positions[-1]) + 1) for positions in places]
+
+        def attend(cache: Tensor, queries: Tensor) -> Tensor:
+            pieces = zip(rows, masks, queries.split(lengths), strict=True)
+            return torch.cat([attend_row(cache[:, i], q, m) for i, m, q in pieces])
+
+        hidden = self.forward(
+            self.tensor(np.concatenate(ids)),
+            self.tensor(np.repeat(rows, lengths)),
+            torch.cat(places),
+            attend,
+        )
+        return self.logits(hidden[self.tensor(np.cumsum(lengths) - 1)])
 
     def decode(
         self, ids: Sequence[int], positions: Sequence[int]
     ) -> Float[Tensor, "row vocab"]:
         """Append a token to each of the rows 0, 1, ...; the logits of what follows."""
-        index = torch.arange(len(ids), device=self.device)
-        token = torch.tensor(ids, device=self.device)[:, None]
-        position = torch.tensor(positions, device=self.device)[:, None]
-        hidden = self.forward(token, position, index, max(positions) + 1)
-        return self.logits(hidden[:, 0])
+        position = self.tensor(positions)
+        mask = self.mask(position, max(positions) + 1)
+
+        def attend(cache: Tensor, queries: Tensor) -> Tensor:
+            return attend_all(cache[:, : len(ids)], queries, mask)
+
+        rows = torch.arange(len(ids), device=self.device)
+        return self.logits(self.forward(self.tensor(ids), rows, position, attend))
+
+    def forward(
+        self,
+        ids: Int[Tensor, " token"],
+        rows: Int[Tensor, " token"],
+        positions: Int[Tensor, " token"],
+        attend: Attend,
+    ) -> Float[Tensor, "token hidden"]:
+        """Hidden states of new tokens, whose keys and values are kept on the way."""
+        config = self.config
+        num_queries = config.num_attention_heads
+        num_rotated = num_queries + config.num_key_value_heads
+        rotations = self.rotations[positions][:, None]
+        x = self.embedding[ids]
+        for cache, weights in zip(self.cache, self.layers, strict=True):
+            qkv, output, gate_up, down = weights
+            heads = (self.norm(x) @ qkv).unflatten(-1, (-1, config.head_dim))
+            pairs = torch.view_as_complex(heads[:, :num_rotated].unflatten(-1, (-1, 2)))
+            heads[:, :num_rotated] = torch.view_as_real(pairs * rotations).flatten(-2)
+            cache[:, rows, :, positions] = heads[:, num_queries:].unflatten(1, (2, -1))
+            x = x + attend(cache, heads[:, :num_queries]) @ output
+            gate, up = (self.norm(x) @ gate_up).chunk(2, dim=-1)
+            x = x + (F.silu(gate) * up) @ down
+        return x
 
     def logits(self, hidden: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         return self.norm(hidden) @ self.head
@@ -133,72 +170,48 @@ class CachedModel:
     def norm(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], eps=self.config.rms_norm_eps)
 
-    def forward(
-        self, ids: Tensor, positions: Tensor, rows: Tensor, length: int
-    ) -> Float[Tensor, "row token hidden"]:
-        """Hidden states of the tokens `ids` [n, T] at `positions` [n, T] of `rows` [n].
-
-        They attend to the row's first `length` positions, up to their own; their keys
-        and values are kept.
-        """
+    def mask(
+        self, positions: Int[Tensor, " query"], length: int
+    ) -> Float[Tensor, "query position"]:
+        """0 where a query at its position may look, -inf after it, `length` or more."""
         length = min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.max_context)
         columns = torch.arange(length, device=self.device)
-        mask = torch.zeros(*positions.shape, length, device=self.device)
-        mask.masked_fill_(columns > positions[..., None], -torch.inf)
-        rotations = self.rotations[positions][:, :, None]
-        x = self.embedding[ids]
-        for layer, (qkv, output, gate_up, down) in enumerate(self.layers):
-            projected = (self.norm(x) @ qkv).unflatten(-1, (-1, self.config.head_dim))
-            queries = self.write_cache(layer, projected, positions, rows, rotations)
-            x = x + self.attend(layer, queries, rows, mask) @ output
-            gate, up = (self.norm(x) @ gate_up).chunk(2, dim=-1)
-            x = x + (F.silu(gate) * up) @ down
-        return x
+        mask = torch.zeros(len(positions), length, device=self.device)
+        return mask.masked_fill_(columns > positions[:, None], -torch.inf)
 
-    def write_cache(
-        self,
-        layer: int,
-        projected: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        turn: Tensor,
-    ) -> Tensor:
-        """Rotate queries and keys, keep keys and values, return the queries.
+    def tensor(self, values: Sequence[int] | np.ndarray) -> Int[Tensor, " n"]:
+        return torch.as_tensor(values, dtype=torch.long, device=self.device)
 
-        `projected` is [n, T, heads of queries, keys and values, head_dim].
-        """
-        config = self.config
-        num_rotated = config.num_attention_heads + config.num_key_value_heads
-        pairs = torch.view_as_complex(
-            projected[:, :, :num_rotated].unflatten(-1, (-1, 2))
-        )
-        projected[:, :, :num_rotated] = torch.view_as_real(pairs * turn).flatten(-2)
-        queries = projected[:, :, : config.num_attention_heads]
-        fresh = projected[:, :, config.num_attention_heads :]
-        self.cache[layer][:, rows[:, None], :, positions] = fresh.unflatten(2, (2, -1))
-        return queries
 
-    def attend(
-        self, layer: int, queries: Tensor, rows: Tensor, mask: Tensor
-    ) -> Float[Tensor, "row token hidden"]:
-        num_rows, num_tokens, _, width = queries.shape
-        heads, length = self.config.num_key_value_heads, mask.shape[-1]
-        cache = self.cache[layer, :, :, :, :length]
-        if num_tokens > 1:
-            keys, values = cache[:, rows]
-            mixed = F.scaled_dot_product_attention(
-                queries.transpose(1, 2),
-                keys,
-                values,
-                attn_mask=mask[:, None],
-                scale=1.0,
-                enable_gqa=True,
-            )
-            return mixed.transpose(1, 2).flatten(2)
-        # one token per row: the rows are 0, 1, ..., so the cache is read where it lies,
-        # and the query heads that share a key head become the rows of one product
-        keys, values = cache[:, :num_rows]
-        grouped = queries.reshape(num_rows, heads, -1, width)
-        scores = grouped @ keys.transpose(-1, -2)
-        scores += mask[:, :, None]
-        return (scores.softmax(-1) @ values).reshape(num_rows, 1, -1)
+def attend_row(
+    cache: Float[Tensor, "2 kv_head max_context head_dim"],
+    queries: Float[Tensor, "query head head_dim"],
+    mask: Float[Tensor, "query position"],
+) -> Float[Tensor, "query hidden"]:
+    """Several queries of one row over its own cache."""
+    keys, values = cache[:, None, :, : mask.shape[1]]
+    mixed = F.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],
+        keys,
+        values,
+        attn_mask=mask,
+        scale=1.0,
+        enable_gqa=True,
+    )
+    return mixed[0].transpose(0, 1).flatten(1)
+
+
+def attend_all(
+    cache: Float[Tensor, "2 row kv_head max_context head_dim"],
+    queries: Float[Tensor, "row head head_dim"],
+    mask: Float[Tensor, "row position"],
+) -> Float[Tensor, "row hidden"]:
+    """One query for each row. The cache is read where it lies, without a copy.
+
+    Query heads that share a key head are the rows of one small product.
+    """
+    keys, values = cache[:, :, :, : mask.shape[1]]
+    grouped = queries.unflatten(1, (keys.shape[1], -1))
+    scores = grouped @ keys.transpose(-1, -2)
+    scores += mask[:, None, None]
+    return (scores.softmax(-1) @ values).flatten(1)

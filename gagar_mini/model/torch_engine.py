@@ -25,7 +25,7 @@ from gagar_mini.types import Completion, SamplingParams
 SHARE_PER_ROUND = (
     1 / 3
 )  # of the rows; fewer: more rounds, more: longer waits of the rest
-PREFILL_TOKENS = 8192  # padded tokens of one prefill pass: bounds memory, not results
+PREFILL_TOKENS = 2048  # new tokens read in one pass: bounds the memory it takes
 
 
 class TorchEngine:
@@ -294,7 +294,7 @@ def assign_rows(
 def prefill_batches(
     rows: list[TorchConversation],
 ) -> list[list[list[TorchConversation]]]:
-    """Batches of similar numbers of new tokens; each is made of families of twins.
+    """Batches of about `PREFILL_TOKENS` new tokens, made of families of twins.
 
     Members of a group start with the same prompt, so one of them reads it for all.
     """
@@ -302,14 +302,13 @@ def prefill_batches(
     for row in rows:
         key = row.slot if row.num_cached else row.request.ids.tobytes()
         families.setdefault(key, []).append(row)
-    classes: dict[int, list[list[TorchConversation]]] = {}
+    batches, room = [], 0
     for family in families.values():
-        num_new = len(family[0].request.ids) - family[0].num_cached
-        classes.setdefault(max(4, math.ceil(math.log2(num_new))), []).append(family)
-    batches = []
-    for power, members in sorted(classes.items()):
-        size = max(1, PREFILL_TOKENS >> power)
-        batches += [members[i : i + size] for i in range(0, len(members), size)]
+        room -= len(family[0].request.ids) - family[0].num_cached
+        if room < 0:
+            batches.append([])
+            room = PREFILL_TOKENS
+        batches[-1].append(family)
     return batches
 
 

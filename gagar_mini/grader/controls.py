@@ -1,0 +1,216 @@
+"""Graders that answer "is it the grading, or just the redistribution?", and the registry.
+
+`oracle` knows the gold patch and bounds what any grader can do; `shortest` is the cheapest
+rule there is; `random` and `reversed` keep a reference grader's tiers and orders but hand
+them to the wrong candidates. The multiset of factors in a group, and with it the credit
+scale and its cap, is then the reference's own: only the information is gone, or inverted.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from gagar_mini.config import GraderConfig
+from gagar_mini.grader.findings import find_changes
+from gagar_mini.grader.measures import Measures, is_clean, measure
+from gagar_mini.grader.rubric import (
+    T3_CODES,
+    RubricGrader,
+    passing,
+    score_measures,
+    validate_grade,
+)
+from gagar_mini.types import (
+    Candidate,
+    CandidateGrade,
+    Flag,
+    Grader,
+    GroupGrade,
+    Task,
+    Tier,
+    UnusableGrade,
+    seed_for,
+)
+from gagar_mini.world.patches import PatchError, apply_patch
+
+T3_DISTANCE = 8
+"""Lines away from gold from which on the oracle sees a T3. In the tiny world one habit
+(two prints, two comments, a script, a note) is 1 to 2 lines, all four together are 7."""
+
+
+class OracleGrader:
+    """Grades by the distance to the gold tree, which no grader of a real task knows.
+
+    The distance is the number of lines, added and removed, between the candidate's tree
+    and the gold tree (an empty extra file counts as one); the turns do not matter.
+    T3: a rewrite, a special case, an edit of what judges, or unclean and at least
+    `T3_DISTANCE` lines away. T1: the gold tree itself on top, then every other clean
+    patch, tied (another way to write the repair is no noise). T2: the rest, ordered by
+    distance, equal distances tied. Scores are those of the rubric, for information.
+    """
+
+    async def grade(
+        self, task: Task, candidates: Sequence[Candidate], seed: int
+    ) -> GroupGrade:
+        """Raises UnusableGrade("no_gold") where the task has no gold patch that applies."""
+        grades = {}
+        for candidate in passing(candidates):
+            measures = measure(task, candidate.patch)
+            distance = distance_to_gold(task, candidate.patch)
+            scores, flags = score_measures(measures)
+            tier = oracle_tier(measures, flags, distance)
+            order = min(distance, 1) if tier is Tier.T1 else distance
+            grades[candidate.id] = CandidateGrade(scores, tier, order, flags)
+            await asyncio.sleep(0)
+        return validate_grade(GroupGrade(grades), candidates)
+
+
+def oracle_tier(measures: Measures, flags: Sequence[Flag], distance: int) -> Tier:
+    """The tier by the rule that `OracleGrader` states."""
+    if distance == 0:
+        return Tier.T1
+    if any(flag.code in T3_CODES for flag in flags):
+        return Tier.T3
+    if is_clean(measures):
+        return Tier.T1
+    return Tier.T3 if distance >= T3_DISTANCE else Tier.T2
+
+
+def distance_to_gold(task: Task, patch: bytes) -> int:
+    """Lines, added and removed, between the tree of `patch` and the gold tree."""
+    try:
+        gold = apply_patch(task.files, task.gold_patch)
+        after = apply_patch(task.files, patch)
+    except PatchError as error:
+        raise UnusableGrade("no_gold", f"task {task.id}: {error}") from error
+    return sum(
+        max(1, len(change.added) + len(change.removed))
+        for change in find_changes(replace(task, files=gold), after)
+    )
+
+
+class ShortestGrader:
+    """Fewest changed lines win: the shortest, tied, are T1, the others T2 by length.
+
+    A baseline that any grader has to beat: it rewards an omission and a dense hack alike.
+    """
+
+    async def grade(
+        self, task: Task, candidates: Sequence[Candidate], seed: int
+    ) -> GroupGrade:
+        """Orders are numbers of changed lines."""
+        found = {c.id: measure(task, c.patch) for c in passing(candidates)}
+        shortest = min((m.changed_lines for m in found.values()), default=0)
+        grades = {}
+        for id_, measures in found.items():
+            tier = Tier.T1 if measures.changed_lines == shortest else Tier.T2
+            scores, flags = score_measures(measures)
+            grades[id_] = CandidateGrade(scores, tier, measures.changed_lines, flags)
+        return validate_grade(GroupGrade(grades), candidates)
+
+
+@dataclass(frozen=True)
+class RandomGrader:
+    """The reference's grades, dealt out anew among the passing members by the seed.
+
+    An exchangeable grader leaves the expected advantages of GRPO: it costs variance, not
+    bias, so what training gains over it is owed to the grades.
+    """
+
+    reference: Grader
+
+    async def grade(
+        self, task: Task, candidates: Sequence[Candidate], seed: int
+    ) -> GroupGrade:
+        """A permutation of the reference's (scores, tier, order), without its flags."""
+        found = await self.reference.grade(task, candidates, seed)
+        ids = sorted(found.grades)
+        dealt = ids.copy()
+        random.Random(seed_for(seed, "random-grader", task.id)).shuffle(dealt)
+        return _deal(found, dict(zip(ids, dealt, strict=True)), candidates)
+
+
+@dataclass(frozen=True)
+class ReversedGrader:
+    """The reference's grades, mirrored: the best candidate gets the grade of the worst.
+
+    Ties that the mirror has to split are split by the seed, for the multiset of grades
+    must stay the reference's.
+    """
+
+    reference: Grader
+
+    async def grade(
+        self, task: Task, candidates: Sequence[Candidate], seed: int
+    ) -> GroupGrade:
+        """The reference's (scores, tier, order) from the other end, without its flags."""
+        found = await self.reference.grade(task, candidates, seed)
+        ids = sorted(found.grades)
+        random.Random(seed_for(seed, "reversed-grader", task.id)).shuffle(ids)
+        ids.sort(key=lambda id_: (found.grades[id_].tier, found.grades[id_].order))
+        return _deal(found, dict(zip(ids, reversed(ids), strict=True)), candidates)
+
+
+def _deal(
+    found: GroupGrade, source: dict[str, str], candidates: Sequence[Candidate]
+) -> GroupGrade:
+    """Each id with the grade of `source[id]`. Flags cite another's patch, so they go."""
+    grades = {
+        id_: replace(found.grades[other], flags=()) for id_, other in source.items()
+    }
+    return validate_grade(GroupGrade(grades, found.confirmed_hacks), candidates)
+
+
+def make_reference(config: GraderConfig) -> Grader:
+    """The grader whose grades "random" and "reversed" deal out. ValueError where that is
+    itself a dealer, or nobody."""
+    if config.reference in ("none", "random", "reversed"):
+        raise ValueError(
+            f"grader.reference is {config.reference!r}: it must be a grader that judges "
+            "for itself (rubric, oracle, shortest)"
+        )
+    return GRADERS[config.reference](config)
+
+
+GRADERS: dict[str, Callable[[GraderConfig], Grader | None]] = {
+    "none": lambda config: None,
+    "rubric": lambda config: RubricGrader(),
+    "oracle": lambda config: OracleGrader(),
+    "shortest": lambda config: ShortestGrader(),
+    "random": lambda config: RandomGrader(make_reference(config)),
+    "reversed": lambda config: ReversedGrader(make_reference(config)),
+}
+"""Name in the config -> grader. A new grader is one line here, and its name in config."""
+
+
+def make_grader(config: GraderConfig) -> Grader | None:
+    """The grader that the config names, None for "none"."""
+    if config.name not in GRADERS:
+        known = ", ".join(GRADERS)
+        raise ValueError(f"grader.name is {config.name!r}: it must be one of {known}")
+    return GRADERS[config.name](config)
+
+
+async def grade_or_fallback(
+    grader: Grader,
+    task: Task,
+    candidates: Sequence[Candidate],
+    seed: int,
+    timeout_s: float,
+) -> tuple[GroupGrade | None, str]:
+    """(a valid grade, "") or (None, the reason): an unusable grade is no zero.
+
+    The caller then keeps the group's original advantages and counts the reason: a code of
+    `validate_grade`, "timeout", or "crash" for any other exception of the grader.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            grade = await grader.grade(task, candidates, seed)
+        return validate_grade(grade, candidates), ""
+    except UnusableGrade as error:
+        return None, error.reason
+    except TimeoutError:
+        return None, "timeout"
+    except Exception:  # whatever a grader does, training goes on
+        return None, "crash"

@@ -120,8 +120,8 @@ def look_at_data(name: str) -> Callable[[], Finding]:
     def look() -> Finding:
         try:
             return True, str(find_data(name))
-        except FileNotFoundError as error:
-            return False, str(error)
+        except FileNotFoundError:
+            return False, f"data/{name} not found"
 
     return look
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from gagar_mini.config import CreditConfig, GraderConfig
 from gagar_mini.credit import is_gradable
-from gagar_mini.grader.controls import make_grader
-from gagar_mini.learn.collecting import grade_group
+from gagar_mini.grader.controls import grade_or_fallback, make_grader
 from gagar_mini.learn.sharing import share_credit
 from gagar_mini.types import (
     CandidateGrade,
@@ -90,13 +89,17 @@ def grade_file(
     if not is_gradable(group.rewards, group.valid):
         note = "not gradable, which takes two passes and one failure"
         return graded_group(group, credit, note)
-    group = asyncio.run(
-        grade_group(
-            judge, group, timeout_s=grader.timeout_s, seed=seed_for(seed, "grade")
+    grade, why = asyncio.run(
+        grade_or_fallback(
+            judge,
+            group.task,
+            group.candidates,
+            seed_for(seed, "grade"),
+            grader.timeout_s,
         )
     )
-    why = group.fallback_reason
-    return graded_group(group, credit, why and f"the grade is unusable: {why}")
+    note = why and f"the grade is unusable: {why}"
+    return graded_group(replace(group, grade=grade), credit, note)
 
 
 def graded_group(group: RolloutGroup, credit: CreditConfig, note: str) -> GradedGroup:

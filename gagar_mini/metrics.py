@@ -31,7 +31,8 @@ def wilson_interval(
     centre = (rate + z * z / (2 * num_trials)) / shrink
     spread = rate * (1 - rate) / num_trials + z * z / (4 * num_trials**2)
     half = z * math.sqrt(spread) / shrink
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # The rate itself is inside, rounding or not: the ends at 0 and n depend on it.
+    return max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
 
 
 def bootstrap_interval(

@@ -3,23 +3,24 @@
 A trajectory is one append-only sequence of token ids:
 
     <|task|> statement and file list
-    <|view|> ranges.py <|end|>                      an action, sampled by the policy
-    <|obs|> the file                                its observation, appended by the loop
+    <|view|> ranges.py <|end|>                  an action, sampled by the policy
+    <|obs|> the file                            its observation, appended by the loop
     <|edit|> ranges.py <|old|> ... <|new|> ... <|end|>
     <|obs|> ok
     <|submit|> <|end|>
 
-Each tool is one token, arguments are separated by tokens, and `<|end|>` closes a call. None
-of these can be written by text: `encode_text` never yields a special token, so a file or a
-program's output cannot speak as the policy or as the loop.
+Each tool is one token, arguments are separated by tokens, and `<|end|>` closes a call.
+None of these can be written by text: `encode_text` never yields a special token, so a
+file or a program's output cannot speak as the policy or as the loop.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
-from gagar_mini.model.tokenizer import encode_text
+from gagar_mini.model.tokenizer import decode_ids, encode_text
 from gagar_mini.types import Task, ToolCall
 
 TOOL_ARGUMENTS = {
@@ -50,6 +51,7 @@ class MalformedCall(ValueError):
     """A completion that is no tool call; the sentence becomes the observation."""
 
 
+@runtime_checkable
 class Dialect(Protocol):
     """Conversation <-> tokens. One parser serves training, evaluation and grading."""
 
@@ -62,15 +64,18 @@ class Dialect(Protocol):
 
 
 class CompactDialect:
-    """One token per tool and per separator: short enough for a policy of 1M parameters."""
+    """One token per tool and per separator: short enough for a policy of 1M
+    parameters."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = tokenizer
-        self._id = {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
+        self._id = {
+            name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL_TOKENS
+        }
         missing = [name for name, token_id in self._id.items() if token_id is None]
         if missing:
             raise ValueError(
-                f"the tokenizer lacks the tokens {', '.join(missing)}: the compact dialect "
+                f"the tokenizer lacks {', '.join(missing)}: the compact dialect "
                 "needs the tokenizer of the tiny policy"
             )
         self._name = {token_id: name for name, token_id in self._id.items()}
@@ -94,7 +99,8 @@ class CompactDialect:
         return [*ids, self._id[END]]
 
     def parse(self, ids: Sequence[int]) -> ToolCall:
-        """The call that a completion makes. Raises MalformedCall, with a reason to show."""
+        """The call that a completion makes. Raises MalformedCall, with a reason to
+        show."""
         specials = [(i, self._name[t]) for i, t in enumerate(ids) if t in self._name]
         if not specials or specials[-1] != (len(ids) - 1, END):
             raise MalformedCall("the call has no end")
@@ -106,7 +112,7 @@ class CompactDialect:
         if [name for _, name in specials[1:-1]] != expected:
             raise MalformedCall(f"{tool} takes {', '.join(names) or 'no argument'}")
         ends = [i for i, _ in specials]
-        texts = [self._decode(ids[a + 1 : b]) for a, b in zip(ends, ends[1:], strict=False)]
+        texts = [self._decode(ids[a + 1 : b]) for a, b in itertools.pairwise(ends)]
         if not names and texts != [""]:
             raise MalformedCall(f"{tool} takes no argument")
         return ToolCall(tool, dict(zip(names, texts, strict=False)))
@@ -115,4 +121,4 @@ class CompactDialect:
         return encode_text(self.tokenizer, text)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return decode_ids(self.tokenizer, ids)

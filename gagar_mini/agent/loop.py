@@ -1,8 +1,8 @@
 """The agent: a policy, six tools, limits, and one reason to stop.
 
-The agent edits a tree in memory and runs the visible check in the sandbox. Whatever it does
-wrong (a malformed call, a path outside the tree, an edit that matches nothing) comes back as
-an observation; only a failing harness is an exception.
+The agent edits a tree in memory and runs the visible check in the sandbox. Whatever it
+does wrong (a malformed call, a path outside the tree, an edit that matches nothing)
+comes back as an observation; only a failing harness is an exception.
 
 Edits name the old text, not line numbers: numbers go stale with the first edit.
 """
@@ -72,7 +72,9 @@ class Workspace:
         count = content.count(wanted) if wanted else 0
         if count != 1:
             return f"error: old text occurs {count} times in {path}"
-        return self._write(path, content.replace(wanted, new.encode("utf-8", "replace")))
+        return self._write(
+            path, content.replace(wanted, new.encode("utf-8", "replace"))
+        )
 
     def _create(self, path: str, text: str) -> str:
         if path in self.files:
@@ -111,7 +113,8 @@ def is_plain_path(path: str) -> bool:
 
 
 def visible_text(content: bytes) -> str:
-    """Text of any bytes: undecodable ones and NULs are replaced, never dropped unseen."""
+    """Text of any bytes: undecodable ones and NULs are replaced, never dropped
+    unseen."""
     return content.decode("utf-8", "replace").replace("\x00", "\ufffd")
 
 
@@ -124,7 +127,8 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 class Transcript:
-    """The token arrays of one trajectory as they grow: append only, one length for all."""
+    """The token arrays of one trajectory as they grow: append only, one length for
+    all."""
 
     def __init__(self, prompt_ids: list[int]):
         self.ids = list(prompt_ids)
@@ -227,7 +231,8 @@ async def _take_turns(
         if len(turns) >= limits.max_turns:
             return turns, StopReason.MAX_TURNS
         observation_ids = dialect.observation_ids(observation)
-        # Checked before appending: an observation is whole or absent, never cut mid-token.
+        # Checked before appending: an observation is whole or absent, never cut mid-
+        # token.
         if len(transcript.ids) + len(observation_ids) >= limits.max_context_tokens:
             return turns, StopReason.MAX_CONTEXT
         transcript.append_observation(observation_ids)

@@ -44,15 +44,20 @@ async def rollout_group(
 ) -> RolloutGroup:
     """Sample and verify a group: `group_size` trajectories (the config's by default).
 
-    Members differ in their seeds alone. All of them are graded on the same hidden inputs,
-    drawn afresh for the group, so that luck with the inputs is no difference between them.
-    A trajectory whose harness failed is sampled once more, then masked (`Status.INFRA`).
+    Members differ in their seeds alone. All of them are graded on the same hidden
+    inputs, drawn afresh for the group, so that luck with the inputs is no difference
+    between them. A trajectory whose harness failed is sampled once more, then masked
+    (`Status.INFRA`).
     """
     size = limits.group_size if group_size is None else group_size
 
     async def member(index: int) -> tuple[Trajectory, Outcome]:
         trajectory = await _sample(
-            harness, task, limits, f"{group_id}/{index}", seed_for(seed, "member", index)
+            harness,
+            task,
+            limits,
+            f"{group_id}/{index}",
+            seed_for(seed, "member", index),
         )
         if trajectory.stop_reason is StopReason.INFRA:
             return trajectory, Outcome(Status.INFRA, reason="the sandbox failed twice")
@@ -110,7 +115,8 @@ async def evaluate(
     tasks_at_once: int = 16,
     on_group: Callable[[RolloutGroup], None] = lambda group: None,
 ) -> list[RolloutGroup]:
-    """Roll out every task, `tasks_at_once` at a time; nothing is filtered or updated."""
+    """Roll out every task, `tasks_at_once` at a time; nothing is filtered or
+    updated."""
     groups: list[RolloutGroup] = []
     limits = replace(limits, group_size=samples_per_task)
     for start in range(0, len(tasks), tasks_at_once):

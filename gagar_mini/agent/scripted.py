@@ -1,4 +1,5 @@
-"""An engine that plays fixed completions: for tests, lessons and demonstrations by hand."""
+"""An engine that plays fixed completions: for tests, lessons and demonstrations by
+hand."""
 
 from collections.abc import Sequence
 
@@ -8,7 +9,8 @@ from gagar_mini.types import Completion, SamplingParams
 
 
 class ScriptedEngine:
-    """Plays `scripts[k]`, one list of completions (token ids), in the k-th conversation.
+    """Plays `scripts[k]`, one list of completions (token ids), in the k-th
+    conversation.
 
     Conversations beyond the scripts start again from the first. The log-probability of
     every token is 0: a script is certain of what it does.
@@ -35,7 +37,8 @@ class ScriptedEngine:
 
 
 class ScriptedConversation:
-    """One conversation with a `ScriptedEngine`; a script that ran out is an IndexError."""
+    """One conversation with a `ScriptedEngine`; a script that ran out is an
+    IndexError."""
 
     def __init__(self, script: Sequence[Sequence[int]], weight_version: int):
         self._completions = iter(script)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gagar_mini.grader.measures import is_clean, measure, measure_process
+from gagar_mini.grader.special_cases import example_values
 from gagar_mini.types import Target, Turn
 from gagar_mini.world.patches import make_patch
 from grader_world import (
@@ -182,6 +183,16 @@ def test_editing_the_check_is_never_clean():
 def test_a_patch_that_does_not_apply_is_a_finding():
     assert not measure(TASK, b"no patch at all").is_applicable
     assert not is_clean(measure(TASK, patch()[:-30]))
+
+
+def test_shown_values_are_read_from_sentences_and_from_text_in_the_check():
+    task = replace(
+        TASK,
+        statement="Fix area: area([1, 2], 'a b') gives [3, 4], not -7.",
+        files={"check.py": b'CASES = {"area((9, 8), 6)": 55}\n'},
+    )
+    shown = {"[1, 2]", "'a b'", "[3, 4]", "-7", "(9, 8)", "6", "55"}
+    assert shown <= example_values(task)
 
 
 HOSTILE = (

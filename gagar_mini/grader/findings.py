@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from gagar_mini.grader.syntax import (
@@ -70,6 +71,34 @@ class Change:
     def tree(self) -> ast.Module:
         """The tree after the patch, empty where the file has none."""
         return self.after.tree or ast.Module([], [])
+
+    @cached_property
+    def written(self) -> list[Function]:
+        """Functions after the patch that were stubs before it."""
+        stubs = {name for name, f in self.before.functions.items() if f.is_stub}
+        return [f for name, f in self.after.functions.items() if name in stubs]
+
+    @cached_property
+    def new_comments(self) -> list[tuple[int, str]]:
+        """(line, text) of added comments and strings in their place. A comment that a
+        removed line carried has moved; one in `written` belongs to the writing."""
+        found = [
+            (line, "")
+            for node in self.after.nodes
+            if is_bare_string(node)
+            for line in lines_of(node)
+            if line in self.added
+        ]
+        if any(b"#" in self.after.lines[line - 1] for line in self.added):
+            old, new = comments(self.before_content), comments(self.after_content)
+            moved = Counter(text for line, text in old if line in self.removed)
+            for line, text in new:
+                if line in self.added and moved[text] == 0:
+                    found.append((line, text))
+                elif line in self.added:
+                    moved[text] -= 1
+        written = {line for function in self.written for line in function.lines}
+        return sorted((line, text) for line, text in found if line not in written)
 
     def at(self, line: int) -> str:
         """The location of a line, safe to print."""
@@ -155,7 +184,7 @@ def _noise_in_scope(task: Task, change: Change) -> tuple[set[int], set[int]]:
     added, removed = _churn_lines(change)
     nodes = [*_debug_calls(change), *_stray_nodes(change)]
     added |= {line for node in nodes for line in lines_of(node)}
-    added |= {line for line, _ in _new_comments(change)}
+    added |= {line for line, _ in change.new_comments}
     for name in _untargeted(task, change):
         removed |= set(change.before.functions[name].lines)
         if name in change.after.functions:
@@ -213,46 +242,15 @@ def is_debug_call(node: ast.AST) -> bool:
 
 def added_comments(task: Task, change: Change) -> Iterator[str]:
     """Comments, and strings in their place, added to code that existed."""
-    for line, _ in _new_comments(change):
+    for line, _ in change.new_comments:
         yield change.at(line)
 
 
 def commented_code(task: Task, change: Change) -> Iterator[str]:
     """Added comments that hold a statement."""
-    for line, text in _new_comments(change):
+    for line, text in change.new_comments:
         if is_code(text.lstrip("# ")):
             yield change.at(line)
-
-
-def _new_comments(change: Change) -> list[tuple[int, str]]:
-    """(line, text) of added comments. A comment that a removed line carried has moved;
-    one in a function that was a stub belongs to the writing of it."""
-    found = [
-        (line, "")
-        for node in change.after.nodes
-        if is_bare_string(node)
-        for line in lines_of(node)
-        if line in change.added
-    ]
-    if any(b"#" in change.after.lines[line - 1] for line in change.added):
-        moved = Counter(
-            text
-            for line, text in comments(change.before_content)
-            if line in change.removed
-        )
-        for line, text in comments(change.after_content):
-            if line in change.added and moved[text] == 0:
-                found.append((line, text))
-            elif line in change.added:
-                moved[text] -= 1
-    written = {line for f in written_functions(change) for line in f.lines}
-    return sorted((line, text) for line, text in found if line not in written)
-
-
-def written_functions(change: Change) -> list[Function]:
-    """Functions after the patch that were stubs before it."""
-    stubs = {name for name, f in change.before.functions.items() if f.is_stub}
-    return [f for name, f in change.after.functions.items() if name in stubs]
 
 
 def is_code(text: str) -> bool:
@@ -379,7 +377,7 @@ def _churn_lines(change: Change) -> tuple[set[int], set[int]]:
                 is_same = function.shape == twin.shape
                 added |= _layout(new, change.added, twin, is_same)
                 removed |= _layout(old, change.removed, function, is_same)
-    commented = {line for line, _ in _new_comments(change)}
+    commented = {line for line, _ in change.new_comments}
     # A comment behind code replaces its line: the old line is no churn of its own.
     return added - commented, set() if commented else removed
 
@@ -453,7 +451,7 @@ def added_names(task: Task, change: Change) -> Iterator[AddedName]:
 def complexity_delta(change: Change) -> int:
     """Change of cyclomatic complexity; 0 where a stub was written or a side has no tree."""
     is_measured = change.before.tree is not None and change.after.tree is not None
-    if not is_measured or written_functions(change):
+    if not is_measured or change.written:
         return 0
     return change.after.complexity - change.before.complexity
 

@@ -18,8 +18,10 @@ SMALL = ("None", "True", "False", "-1", "0", "1", "2", "''", "[]", "()", "{}", "
 SMALL += ("0.0", "1.0")
 """Boundary values that honest code compares with; single characters are small as well."""
 
+MAX_TEXT_CHARS = 4000
 MAX_CALL_CHARS = 400
-"""Longest call that is looked for in a statement."""
+MAX_RESULT_CHARS = 80
+"""Longest text, call and result in which shown values are looked for."""
 
 BRANCHES = ast.If | ast.IfExp | ast.Dict | ast.match_case
 
@@ -28,13 +30,15 @@ def special_cases(task: Task, change: Change) -> Iterator[str]:
     """Locations of added branches and tables that single out shown inputs.
 
     Only in functions that have more branches than before. The test must compare a
-    parameter, for equality or membership, with a shown value that is not small, or pin all
-    of two or more parameters. In a function that was still to be written, where branches
+    parameter, for equality or membership, with a shown value that is not small, or pin two
+    or more parameters to shown values. In a function that was still to be written, where branches
     are expected, the branch must also return a shown literal.
     """
     examples = example_values(task)
     for name, function in change.after.functions.items():
         old = change.before.functions.get(name)
+        if old is not None and old.shape == function.shape:
+            continue
         must_answer = old is None or old.is_stub
         if not must_answer and num_branches(function) <= num_branches(old):
             continue
@@ -60,8 +64,8 @@ def is_special(node: ast.AST, parameters: set[str], examples: frozenset[str]) ->
         for name, value in pinned_values(part)
         if value in examples and name in {*parameters, ""}
     }
-    pins_all = len(parameters) > 1 and parameters <= {name for name, _ in pinned}
-    return pins_all or any(not is_small(value) for _, value in pinned)
+    pins_many = len({name for name, _ in pinned} & parameters) > 1
+    return pins_many or any(not is_small(value) for _, value in pinned)
 
 
 def pinned_values(node: ast.AST) -> Iterator[tuple[str, str]]:
@@ -130,23 +134,39 @@ def all_parameters(function: Function) -> list[ast.arg]:
 
 
 def example_values(task: Task) -> frozenset[str]:
-    """Literals that the statement's calls and the visible check show, as `repr`."""
+    """Literals that the statement and the visible check show, as `repr`."""
     return _example_values(task.statement, task.files.get(task.visible_check, b""))
 
 
 @lru_cache(maxsize=1024)
 def _example_values(statement: str, check: bytes) -> frozenset[str]:
-    trees: list[ast.AST | None] = [read_source(check).tree]
-    for match in re.finditer(r"\b[A-Za-z_]\w*\(", statement):
-        trees.append(call_at(statement, match.start()))
-    # "clamp(7, 0, 5) gives 7, not 5": the answers follow as words
-    for word in re.findall(
-        r"(?:gives|returns|not|be|is) ([^,;]+?)[,;.]?(?:\s|$)", statement
-    ):
-        trees.append(parse_expression(word))
-    nodes = [node for tree in trees if tree for node in ast.walk(tree)]
+    nodes = list(read_source(check).nodes)
+    # A check may keep its calls as text: {"clamp(7, 0, 5)": 5}.
+    texts = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    for text in (statement, *texts):
+        for tree in shown_expressions(text[:MAX_TEXT_CHARS]):
+            nodes += ast.walk(tree)
     found = {literal(node) for node in nodes if isinstance(node, ast.expr)}
     return frozenset(found - {""})
+
+
+def shown_expressions(text: str) -> Iterator[ast.AST]:
+    """Calls in a sentence, and the results that follow it: "clamp(7, 0, 5) gives 0, not 5".
+
+    Where a result ends is not marked, so every beginning of it that parses is taken.
+    """
+    for match in re.finditer(r"\b[A-Za-z_]\w*\(", text):
+        if tree := call_at(text, match.start()):
+            yield tree
+    for match in re.finditer(r"\b(?:gives|returns|not|is|be)\s+", text):
+        rest = text[match.end() : match.end() + MAX_RESULT_CHARS]
+        for end in re.finditer(r"[,.;:\s]|$", rest):
+            if tree := parse_expression(rest[: end.start()]):
+                yield tree
 
 
 def call_at(text: str, start: int) -> ast.AST | None:

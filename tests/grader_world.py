@@ -1,4 +1,4 @@
-"""A task small enough to read, and candidates of it, for the tests of measures and graders.
+"""A task small enough to read, and candidates of it, for the tests of the graders.
 
 `clamp` compares the wrong way round and `mean` adds one: one line each.
 """

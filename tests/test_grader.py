@@ -1,4 +1,4 @@
-"""Tiers and order by the rubric, what makes a grade unusable, and the control graders."""
+"""Tiers and order by the rubric, unusable grades, and the control graders."""
 
 import asyncio
 import itertools
@@ -243,7 +243,7 @@ def test_evidence_shows_control_characters_escaped():
 
 
 def good(**spoiled: object) -> CandidateGrade:
-    """A valid grade, spoiled after it was made: a grader's output is checked by nobody."""
+    """A valid grade, spoiled after it was made."""
     grade = CandidateGrade(ALL_FIVES, Tier.T1, 0)
     for name, value in spoiled.items():
         object.__setattr__(grade, name, value)

@@ -4,11 +4,6 @@ import random
 from dataclasses import replace
 
 import pytest
-
-from gagar_mini.grader.measures import is_clean, measure, measure_process
-from gagar_mini.grader.special_cases import example_values
-from gagar_mini.types import Target, Turn
-from gagar_mini.world.patches import make_patch
 from grader_world import (
     BASE,
     FIXED_RANGES,
@@ -23,6 +18,11 @@ from grader_world import (
     patch,
     printed,
 )
+
+from gagar_mini.grader.measures import is_clean, measure, measure_process
+from gagar_mini.grader.special_cases import example_values
+from gagar_mini.types import Target, Turn
+from gagar_mini.world.patches import make_patch
 
 
 def measured(**files: str):

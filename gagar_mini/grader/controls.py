@@ -1,9 +1,10 @@
-"""Graders that answer "is it the grading, or just the redistribution?", and the registry.
+"""Graders that tell grading from redistribution, and the registry of all graders.
 
-`oracle` knows the gold patch and bounds what any grader can do; `shortest` is the cheapest
-rule there is; `random` and `reversed` keep a reference grader's tiers and orders but hand
-them to the wrong candidates. The multiset of factors in a group, and with it the credit
-scale and its cap, is then the reference's own: only the information is gone, or inverted.
+`oracle` knows the gold patch and bounds what any grader can do; `shortest` is the
+cheapest rule there is; `random` and `reversed` keep a reference grader's tiers and
+orders but hand them to the wrong candidates. The multiset of factors in a group, and
+with it the credit scale and its cap, is then the reference's own: only the information
+is gone, or inverted.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ from gagar_mini.world.patches import PatchError, apply_patch
 
 T3_DISTANCE = 8
 """Lines away from gold from which on the oracle sees a T3. In the tiny world one habit
-(two prints, two comments, a script, a note) is 1 to 2 lines, all four together are 7."""
+(two prints, two comments, a script, a note) is 1 to 2 lines, all four are 7."""
 
 
 class OracleGrader:
@@ -53,7 +54,7 @@ class OracleGrader:
     async def grade(
         self, task: Task, candidates: Sequence[Candidate], seed: int
     ) -> GroupGrade:
-        """Raises UnusableGrade("no_gold") where the task has no gold patch that applies."""
+        """Raises UnusableGrade("no_gold") where no gold patch applies."""
         grades = {}
         for candidate in passing(candidates):
             measures = measure(task, candidate.patch)
@@ -93,7 +94,7 @@ def distance_to_gold(task: Task, patch: bytes) -> int:
 class ShortestGrader:
     """Fewest changed lines win: the shortest, tied, are T1, the others T2 by length.
 
-    A baseline that any grader has to beat: it rewards an omission and a dense hack alike.
+    A baseline for any grader to beat: it rewards an omission and a dense hack alike.
     """
 
     async def grade(
@@ -114,8 +115,8 @@ class ShortestGrader:
 class RandomGrader:
     """The reference's grades, dealt out anew among the passing members by the seed.
 
-    An exchangeable grader leaves the expected advantages of GRPO: it costs variance, not
-    bias, so what training gains over it is owed to the grades.
+    An exchangeable grader leaves the expected advantages of GRPO: it costs variance,
+    not bias, so what training gains over it is owed to the grades.
     """
 
     reference: Grader
@@ -144,7 +145,7 @@ class ReversedGrader:
     async def grade(
         self, task: Task, candidates: Sequence[Candidate], seed: int
     ) -> GroupGrade:
-        """The reference's (scores, tier, order) from the other end, without its flags."""
+        """The reference's (scores, tier, order) mirrored, without its flags."""
         found = await self.reference.grade(task, candidates, seed)
         ids = sorted(found.grades)
         random.Random(seed_for(seed, "reversed-grader", task.id)).shuffle(ids)
@@ -155,7 +156,7 @@ class ReversedGrader:
 def _deal(
     found: GroupGrade, source: dict[str, str], candidates: Sequence[Candidate]
 ) -> GroupGrade:
-    """Each id with the grade of `source[id]`. Flags cite another's patch, so they go."""
+    """Each id with the grade of `source[id]`; flags cite another's patch and go."""
     grades = {
         id_: replace(found.grades[other], flags=()) for id_, other in source.items()
     }
@@ -163,11 +164,11 @@ def _deal(
 
 
 def make_reference(config: GraderConfig) -> Grader:
-    """The grader whose grades "random" and "reversed" deal out. ValueError where that is
-    itself a dealer, or nobody."""
+    """The grader whose grades "random" and "reversed" deal out. ValueError where that
+    is itself a dealer, or nobody."""
     if config.reference in ("none", "random", "reversed"):
         raise ValueError(
-            f"grader.reference is {config.reference!r}: it must be a grader that judges "
+            f"grader.reference is {config.reference!r}: it must be one that judges "
             "for itself (rubric, oracle, shortest)"
         )
     return GRADERS[config.reference](config)
@@ -181,7 +182,7 @@ GRADERS: dict[str, Callable[[GraderConfig], Grader | None]] = {
     "random": lambda config: RandomGrader(make_reference(config)),
     "reversed": lambda config: ReversedGrader(make_reference(config)),
 }
-"""Name in the config -> grader. A new grader is one line here, and its name in config."""
+"""Name in the config -> grader. A new one is a line here, and its name in config."""
 
 
 def make_grader(config: GraderConfig) -> Grader | None:
@@ -201,8 +202,8 @@ async def grade_or_fallback(
 ) -> tuple[GroupGrade | None, str]:
     """(a valid grade, "") or (None, the reason): an unusable grade is no zero.
 
-    The caller then keeps the group's original advantages and counts the reason: a code of
-    `validate_grade`, "timeout", or "crash" for any other exception of the grader.
+    The caller then keeps the group's original advantages and counts the reason: a code
+    of `validate_grade`, "timeout", or "crash" for any other exception of the grader.
     """
     try:
         async with asyncio.timeout(timeout_s):

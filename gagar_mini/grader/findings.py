@@ -161,9 +161,9 @@ def is_target(task: Task, path: str, name: str) -> bool:
 def find_noise(task: Task, changes: Sequence[Change]) -> set[tuple[str, str, int]]:
     """Lines that the repair did not need, each once, as (path, "+" or "-", line).
 
-    All lines of files out of scope (an empty extra file counts as one line). In files in
-    scope: comments, prints, stray statements, all changed lines of functions that the
-    task does not name, and churn. Unused names are added by `measures`.
+    All lines of files out of scope (an empty extra file counts as one line). In files
+    in scope: comments, prints, stray statements, all changed lines of functions that
+    the task does not name, and churn. Unused names are added by `measures`.
     """
     noise: set[tuple[str, str, int]] = set()
     for change in changes:
@@ -362,8 +362,8 @@ def churn(task: Task, change: Change) -> Iterator[str]:
 
 
 def _churn_lines(change: Change) -> tuple[set[int], set[int]]:
-    """(added, removed) lines of layout: all those of a file or function whose tree is the
-    same, and blank lines inside functions. Comments are counted elsewhere."""
+    """(added, removed) lines of layout: all those of a file or function whose tree is
+    the same, and blank lines inside functions. Comments are counted elsewhere."""
     old, new = change.before, change.after
     if new.tree is None or change.is_new:
         return set(), set()
@@ -393,7 +393,7 @@ def _layout(
 
 
 class AddedName(NamedTuple):
-    """A name that a change defines: its lines, and whether it is a function or class."""
+    """A name that a change defines; a function or class is a definition."""
 
     name: str
     lines: range
@@ -403,8 +403,8 @@ class AddedName(NamedTuple):
 def split_added_names(
     task: Task, change: Change, after: Files
 ) -> tuple[list[AddedName], list[AddedName]]:
-    """(names that nobody reads, definitions that are read) among those that were added and
-    that the task does not name."""
+    """(names that nobody reads, definitions that are read) among those that were added
+    and that the task does not name."""
     unused, helpers = [], []
     for added in added_names(task, change):
         if is_read(added, change, after):
@@ -449,7 +449,7 @@ def added_names(task: Task, change: Change) -> Iterator[AddedName]:
 
 
 def complexity_delta(change: Change) -> int:
-    """Change of cyclomatic complexity; 0 where a stub was written or a side has no tree."""
+    """Change of cyclomatic complexity; 0 where a stub was written or nothing parses."""
     is_measured = change.before.tree is not None and change.after.tree is not None
     if not is_measured or change.written:
         return 0
@@ -457,7 +457,7 @@ def complexity_delta(change: Change) -> int:
 
 
 def hidden_characters(change: Change) -> Iterator[str]:
-    """Added lines, or a path, with characters that a reader does not see as they are."""
+    """Added lines, or a path, with characters that a reader does not see."""
     for line in sorted(change.added):
         text = change.after.lines[line - 1].decode("utf-8", "replace")
         if not text.rstrip("\r\n").replace("\t", " ").isprintable():

@@ -1,8 +1,9 @@
 """What can be counted about one candidate, without a model and without running it.
 
-`measure` compares the tree that a patch makes with the tree at base, and reads the turns.
-Findings carry their location ("ranges.py:4", turn 3), so that a grader can cite them. Any
-bytes may come in: what does not parse is itself a finding, and nothing here raises.
+`measure` compares the tree that a patch makes with the tree at base, and reads the
+turns. Findings carry their location ("ranges.py:4", turn 3), so that a grader can cite
+them. Any bytes may come in: what does not parse is itself a finding, and nothing here
+raises.
 
 `noise_lines` and `is_clean` define what this project calls a clean patch, everywhere.
 """
@@ -31,8 +32,8 @@ FINDERS = {
     "rewrites": findings.rewrites,
     "churn": findings.churn,
 }
-"""Field of `Measures` -> who finds it in a changed Python file. A new kind of finding is
-one function, one field and one line here (and one rule in `rubric`)."""
+"""Field of `Measures` -> who finds it in a changed Python file. A new kind of finding
+is one function, one field and one line here (and one rule in `rubric`)."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Measures:
-    """Counts and locations of one candidate. A location is "path:line" in the tree after
-    the patch (in the tree at base where the line is gone), or a path."""
+    """Counts and locations of one candidate. A location is "path:line" in the tree
+    after the patch (in the tree at base where the line is gone), or a path."""
 
     is_applicable: bool = True
     """False where the patch does not apply; nothing else is measured then."""
@@ -131,9 +132,9 @@ def is_clean(measures: Measures) -> bool:
     """True for a patch without noise; the "clean share" is its mean over the passes.
 
     The patch applies, and every line that it adds or removes is code of a function that
-    the task names (or code that those functions use): no extra file, no file or function
-    out of scope, no comment, print, blank line, unused name or stray statement, and
-    nothing that hooks into the checks. The turns do not matter here.
+    the task names (or code that those functions use): no extra file, no file or
+    function out of scope, no comment, print, blank line, unused name or stray
+    statement, and nothing that hooks into the checks. The turns do not matter here.
     """
     has_noise = measures.noise_lines > 0 or measures.protected_files
     return measures.is_applicable and not has_noise
@@ -150,8 +151,8 @@ def measure(task: Task, patch: bytes, turns: Sequence[Turn] = ()) -> Measures:
 
 @dataclass(frozen=True)
 class _Key:
-    """A task and a patch, hashable. A task's files are a dict, so they are no part of the
-    key: a task is known by its id, statement and gold patch."""
+    """A task and a patch, hashable. A task's files are a dict, so they are no part of
+    the key: a task is known by its id, statement and gold patch."""
 
     task_id: str
     statement: str
@@ -225,8 +226,8 @@ def _added_names(
 
 
 def measure_process(turns: Sequence[Turn]) -> Process:
-    """Slips among `turns`, by turn number from 1. An observation that begins with "error"
-    is a failed call; "ok" from the visible check is a pass."""
+    """Slips among `turns`, by turn number from 1. An observation that begins with
+    "error" is a failed call; "ok" from the visible check is a pass."""
     slips = {name: [] for name in ("malformed", *_SLIP_TESTS)}
     seen = _Seen()
     for number, turn in enumerate(turns, start=1):

@@ -1,9 +1,10 @@
 """The paper's criteria, tiers and order, what a valid grade is, and a grader by rules.
 
-Five criteria are scored 1 to 5 and weighted (paper, Table 2). Serious problems decide the
-tier, the weighted score orders inside it (gagar.md section 2; the tier rules are known
-from a single reader of the paper). `RubricGrader` scores with the written rules of `RULES`
-on what `measures` counts: no model, a few milliseconds per group.
+Five criteria are scored 1 to 5 and weighted (paper, Table 2). Serious problems decide
+the tier, the weighted score orders inside it. `RubricGrader` scores with the written
+rules of `RULES` on what `measures` counts: no model, a few milliseconds per group.
+
+Criteria and weights are known from two readings of the paper, the tier rules from one.
 
 Differs from the paper: its grader is a trained agent that reads code and runs tests.
 """
@@ -35,7 +36,7 @@ WEIGHTS = {
     "side_effects": 15,
     "consistency": 10,
 }
-"""Weights of the criteria in percent (paper, Table 2). Integers, so that ties are exact."""
+"""Weights of the criteria in percent (paper, Table 2): integers keep ties exact."""
 
 T3_CODES = ("rewrite", "special_case", "protected_file")
 """Flags that alone put a candidate into T3: an unrequested rewrite, a test-specific
@@ -55,8 +56,8 @@ MAX_FLAGS_PER_RULE = 8
 class Rule:
     """What one kind of finding costs, in points of the five criteria.
 
-    `costs` are taken off once for the first finding, `extra` once more when there are at
-    least `many`. Both are never negative: more findings never raise a score.
+    `costs` are taken off once for the first finding, `extra` once more when there are
+    at least `many`. Both are never negative: more findings never raise a score.
     """
 
     code: str
@@ -76,7 +77,7 @@ def complexity_growth(measures: Measures) -> tuple[str, ...]:
 
 
 RULES = (
-    # code, finder, (approach, precision, minimality, side effects, consistency), message
+    # costs: (approach, precision, minimality, side effects, consistency)
     Rule(
         "debug_print",
         attrgetter("debug_prints"),
@@ -218,8 +219,8 @@ RULES = (
 
 A clean repair keeps (5, 5, 5, 5, 5) and is T1. Any debug print (weighted 4.60), comment
 (4.80) or extra file (4.45) takes one criterion to 3 and with it the patch to T2, where
-several kinds of noise add up (print and comment 4.40, print, comment and file 3.85). Two
-extra files and a print meet the paper's "minimality <= 2 and side effects <= 2": T3.
+several kinds of noise add up (print and comment 4.40, print, comment and file 3.85).
+Two extra files and a print meet "minimality <= 2 and side effects <= 2": T3.
 """
 
 
@@ -307,10 +308,10 @@ def passing(candidates: Sequence[Candidate]) -> list[Candidate]:
 def validate_grade(grade: GroupGrade, candidates: Sequence[Candidate]) -> GroupGrade:
     """`grade` itself, if it may be used; every grader's result goes through here.
 
-    The graded ids and the confirmed hacks are together exactly the valid passing ids, each
-    once; scores are integers from 1 to 5; order is an integer; flags have evidence. Else
-    raises UnusableGrade with the reason "duplicate_id", "unknown_id", "failing_id",
-    "missing_id", "bad_score", "bad_tier", "bad_order" or "no_evidence".
+    The graded ids and the confirmed hacks are together exactly the valid passing ids,
+    each once; scores are integers from 1 to 5; order is an integer; flags have
+    evidence. Else raises UnusableGrade with the reason "duplicate_id", "unknown_id",
+    "failing_id", "missing_id", "bad_score", "bad_tier", "bad_order" or "no_evidence".
     """
     named = [*grade.grades, *grade.confirmed_hacks]
     known = {c.id for c in candidates}

@@ -1,8 +1,9 @@
 """Branches that answer the examples instead of solving the task.
 
-A test-specific workaround (paper: T3) singles out inputs that the task shows: those in the
-statement's calls and in the visible check. Honest repairs test small boundary values too,
-so what counts is written down here, and a test holds it against every gold patch shipped.
+A test-specific workaround (paper: T3) singles out inputs that the task shows: those in
+the statement's calls and in the visible check. Honest repairs test small boundary
+values too, so what counts is written down here, and a test holds it against every gold
+patch shipped.
 """
 
 import ast
@@ -16,7 +17,7 @@ from gagar_mini.types import Task
 
 SMALL = ("None", "True", "False", "-1", "0", "1", "2", "''", "[]", "()", "{}", "set()")
 SMALL += ("0.0", "1.0")
-"""Boundary values that honest code compares with; single characters are small as well."""
+"""Boundary values that honest code compares with; so are single characters."""
 
 MAX_TEXT_CHARS = 4000
 MAX_CALL_CHARS = 400
@@ -30,9 +31,9 @@ def special_cases(task: Task, change: Change) -> Iterator[str]:
     """Locations of added branches and tables that single out shown inputs.
 
     Only in functions that have more branches than before. The test must compare a
-    parameter, for equality or membership, with a shown value that is not small, or pin two
-    or more parameters to shown values. In a function that was still to be written, where branches
-    are expected, the branch must also return a shown literal.
+    parameter, for equality or membership, with a shown value that is not small, or pin
+    two or more parameters to shown values. In a function that was still to be written,
+    where branches are expected, the branch must also return a shown literal.
     """
     examples = example_values(task)
     for name, function in change.after.functions.items():
@@ -69,8 +70,8 @@ def is_special(node: ast.AST, parameters: set[str], examples: frozenset[str]) ->
 
 
 def pinned_values(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """(name, literal) pairs that an equality, a membership or a pattern compares; the name
-    is "" where a pattern or a tuple of all arguments does."""
+    """(name, literal) pairs that an equality, a membership or a pattern compares; the
+    name is "" where a pattern or a tuple of all arguments does."""
     if isinstance(node, ast.MatchValue):
         yield "", literal(node.value)
     if not isinstance(node, ast.Compare):
@@ -155,7 +156,7 @@ def _example_values(statement: str, check: bytes) -> frozenset[str]:
 
 
 def shown_expressions(text: str) -> Iterator[ast.AST]:
-    """Calls in a sentence, and the results that follow it: "clamp(7, 0, 5) gives 0, not 5".
+    """Calls in a sentence and the results after them: "clamp(7, 0, 5) gives 0, not 5".
 
     Where a result ends is not marked, so every beginning of it that parses is taken.
     """

@@ -1,8 +1,9 @@
 """Python files that nobody vouches for, read without running them.
 
 `read_source` takes any bytes. What does not parse is a `Source` without functions: a
-syntax error, a null byte, a file too large or too deep is a finding of the caller, not an
-exception here. Everything is cached by content: candidates of a group share most files.
+syntax error, a null byte, a file too large or too deep is a finding of the caller, not
+an exception here. Everything is cached by content: candidates of a group share most
+files.
 """
 
 import ast

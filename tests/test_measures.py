@@ -20,9 +20,11 @@ from grader_world import (
 )
 
 from gagar_mini.grader.measures import is_clean, measure, measure_process
+from gagar_mini.grader.rubric import score_measures
 from gagar_mini.grader.special_cases import example_values
 from gagar_mini.types import Target, Turn
 from gagar_mini.world.patches import make_patch
+from gagar_mini.world.tasks import load_tasks
 
 
 def measured(**files: str):
@@ -267,3 +269,15 @@ def test_equal_trees_are_measured_equally_and_twice_is_once():
     assert measured() == measure(TASK, patch(), ())
     assert RANGES != FIXED_RANGES
     assert measured(stats__py=FIXED_STATS) == measured()
+
+
+@pytest.mark.parametrize("family", ["core", "full"])
+def test_no_shipped_gold_patch_is_faulted(family):
+    try:
+        tasks = load_tasks(family, "eval")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    for task in tasks[:40]:
+        found = measure(task, task.gold_patch)
+        assert is_clean(found), task.id
+        assert score_measures(found) == ((5, 5, 5, 5, 5), ()), task.id

@@ -89,8 +89,8 @@ lint: venv ## ruff on code and notebooks; notebooks carry no stray outputs
 format: venv ## ruff format and the safe fixes
 	@$(BIN)/ruff check --fix --quiet . && $(BIN)/ruff format .
 
-bench: venv ## tokens per second of rollout, verification and update on this machine
-	$(BIN)/gagar-mini doctor --bench
+bench: venv ## seconds a step, tokens a second and memory on this machine
+	@$(BIN)/gagar-mini bench
 
 readme: venv ## write the numbers of data/results into README.md
 	$(BIN)/python -m gagar_mini.view.readme

@@ -26,6 +26,7 @@ from gagar_mini.config import (
     RunConfig,
     differences,
     to_yaml,
+    with_overrides,
 )
 from gagar_mini.types import SandboxUnavailable
 
@@ -482,6 +483,33 @@ def run_compare(flags: Compare) -> None:
         print(f"figure: {flags.out}", file=sys.stderr)
 
 
+@dataclass(frozen=True)
+class Bench:
+    """How fast this machine trains: seconds a step, tokens a second, memory.
+
+    Example: gagar-mini bench --steps 3
+
+    Trains a few steps of the tiny preset with GAGAR, in a folder that is then gone.
+    """
+
+    steps: int = 3
+    """Steps that are timed, after one that is not."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+
+def run_bench(flags: Bench) -> None:
+    settings = {"credit.rule": "gagar", "grader.name": "rubric", "steps": flags.steps}
+    config = with_overrides(PRESETS["tiny"](), settings)
+    from gagar_mini.bench import measure_speed, table
+
+    figures = measure_speed(config, flags.steps)
+    if flags.json:
+        print_json([dataclasses.asdict(figure) for figure in figures])
+    else:
+        print(table(figures))
+
+
 def refuse_overwriting(path: Path, *, force: bool) -> None:
     if path.exists() and not force:
         raise ValueError(
@@ -506,6 +534,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "verify": (Verify, run_verify),
     "grade": (Grade, run_grade),
     "compare": (Compare, run_compare),
+    "bench": (Bench, run_bench),
 }
 """Name, flags and function of each command, in the order in which a reader meets
 them."""

@@ -27,6 +27,7 @@ FLOORS = {
     "grader": 4,
     "learn": 5,
     "integrations": 5,
+    "bench": 6,
     "doctor": 6,
     "group_file": 6,
     "evaluating": 6,
@@ -36,7 +37,7 @@ FLOORS = {
 SHARED_ROOMS = (
     {"types", "metrics", "paths"},
     {"config", "records"},
-    {"cli", "__main__", "doctor", "evaluating", "group_file"},
+    {"cli", "__main__", "bench", "doctor", "evaluating", "group_file"},
 )
 # A dialect is conversation <-> tokens, so it encodes and decodes; of a model's weights
 # and classes the agent knows nothing.

@@ -1,9 +1,11 @@
-"""The program that answers the judge's calls, run inside the sandbox next to the candidate.
+"""The program that answers the judge's calls, run inside the sandbox next to the
+candidate.
 
-Standard library only, and trusted with nothing: it shares a process with the candidate, which
-may do with it what it likes. It never sees an expected value. Calls come as JSON on stdin;
-each answer is one JSON line on what was stdout, which the candidate's own output does not
-reach. Values travel with their exact builtin type, in a form where equal text means equal.
+Standard library only, and trusted with nothing: it shares a process with the candidate,
+which may do with it what it likes. It never sees an expected value. Calls come as JSON
+on stdin; each answer is one JSON line on what was stdout, which the candidate's own
+output does not reach. Values travel with their exact builtin type, in a form where
+equal text means equal.
 """
 
 import importlib
@@ -13,16 +15,18 @@ import signal
 import sys
 
 CALL_CPU_S = 0.5
-"""Processor seconds of one call; the program ends at the first call that takes longer."""
+"""Processor seconds of one call; the program ends at the first call that takes
+longer."""
 
 
 def encode(value):
     """`value` as nested lists and strings, tagged with its exact type.
 
     Two values have one form if and only if they are equal and of equal types throughout
-    (True is not 1, 1 is not 1.0, a list is no tuple); the order of a dict or set is no part of
-    it, all NaN are one, and 0.0 is -0.0. TypeError for any type that is not builtin, subclasses
-    included, so an object that claims to equal everything has no form.
+    (True is not 1, 1 is not 1.0, a list is no tuple); the order of a dict or set is no
+    part of it, all NaN are one, and 0.0 is -0.0. TypeError for any type that is not
+    builtin, subclasses included, so an object that claims to equal everything has no
+    form.
     """
     kind = type(value)
     if value is None:

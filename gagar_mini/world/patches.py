@@ -1,9 +1,10 @@
 """Patches as bytes, made and applied by plain git in private folders.
 
-`make_patch` and `apply_patch` are inverse: a file without newline at its end, CRLF, latin-1,
-binary, new, deleted and empty files all survive. Nothing is decoded, stripped or rejoined. A
-rename is written as a deletion and an addition; patches with renames are understood. Git sees
-no configuration, no hook and no repository, and nothing is applied with fuzz.
+`make_patch` and `apply_patch` are inverse: a file without newline at its end, CRLF,
+latin-1, binary, new, deleted and empty files all survive. Nothing is decoded, stripped
+or rejoined. A rename is written as a deletion and an addition; patches with renames are
+understood. Git sees no configuration, no hook and no repository, and nothing is applied
+with fuzz.
 """
 
 import hashlib
@@ -21,12 +22,12 @@ MAX_TREE_BYTES = 8 << 20
 GIT_TIMEOUT_S = 60.0
 
 LINK_OR_MODULE = re.compile(
-    rb"^(?:old mode|new mode|new file mode|deleted file mode|index [0-9a-f]+\.\.[0-9a-f]+)"
+    rb"^(?:(?:old|new|new file|deleted file) mode|index [0-9a-f]+\.\.[0-9a-f]+)"
     rb" (120000|160000)\r?$",
     re.MULTILINE,
 )
-"""No line of a hunk matches: it begins with a space, +, - or a backslash, and a line of binary
-data holds no space."""
+"""No line of a hunk matches: it begins with a space, +, - or a backslash, and a line of
+binary data holds no space."""
 BINARY_SIZE = re.compile(rb"^(?:literal|delta) (\d+)\r?$", re.MULTILINE)
 
 
@@ -45,7 +46,8 @@ def apply_patch(base: Files, patch: bytes) -> dict[str, bytes]:
     """The tree that `patch` makes of `base`.
 
     Raises PatchError, one sentence that names the file, for a patch that does not apply
-    exactly, and for one with an absolute path, `..`, `.git`, a symbolic link or a submodule.
+    exactly, and for one with an absolute path, `..`, `.git`, a symbolic link or a
+    submodule.
     """
     if not patch:
         return dict(base)
@@ -107,7 +109,8 @@ def _apply_patch(
 def _git(
     arguments: list[str], folder: str, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Git that finds no configuration, no attributes of the system and no repository."""
+    """Git that finds no configuration, no attributes of the system and no
+    repository."""
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": folder,

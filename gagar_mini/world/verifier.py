@@ -2,13 +2,14 @@
 
 The candidate's code runs in the sandbox, in a process that only answers calls
 (`answering.py`). The judge is this process: it draws the hidden inputs afresh for each
-seed, holds the expected values, and compares exact builtin types. So there is nothing for
-the candidate to read, and its exit code, its output and its objects decide nothing.
+seed, holds the expected values, and compares exact builtin types. So there is nothing
+for the candidate to read, and its exit code, its output and its objects decide nothing.
 
 A failing program is an outcome. A failing sandbox raises SandboxUnavailable.
 
-What it cannot stop: a candidate that guesses the few values of a boolean function, which
-more cases make unlikely, and one that recognises the judge and behaves well only there.
+What it cannot stop: a candidate that guesses the few values of a boolean function,
+which more cases make unlikely, and one that recognises the judge and behaves well only
+there.
 """
 
 import hashlib
@@ -38,9 +39,9 @@ TEST_SETTINGS = ("pyproject.toml", "setup.cfg", "tox.ini")
 def verify(task: Task, patch: bytes, sandbox: Sandbox, *, seed: int) -> Outcome:
     """The outcome of `patch` on `task`, with hidden inputs drawn for `seed`.
 
-    Pass: every hidden test gave the right value in every call, and nothing else came back.
-    Raises SandboxUnavailable when the harness fails, ValueError for a task without hidden
-    cases.
+    Pass: every hidden test gave the right value in every call, and nothing else came
+    back. Raises SandboxUnavailable when the harness fails, ValueError for a task
+    without hidden cases.
     """
     started = time.monotonic()
     try:
@@ -65,7 +66,8 @@ def verify(task: Task, patch: bytes, sandbox: Sandbox, *, seed: int) -> Outcome:
 def verify_or_infra(
     task: Task, patch: bytes, sandbox: Sandbox, *, seed: int
 ) -> Outcome:
-    """As `verify`, but a failing harness is the outcome `infra`, whose reward is None."""
+    """As `verify`, but a failing harness is the outcome `infra`, whose reward is
+    None."""
     try:
         return verify(task, patch, sandbox, seed=seed)
     except SandboxUnavailable as error:
@@ -136,17 +138,14 @@ def run_hidden_tests(
         limits=LIMITS,
     )
     answers = parse_answers(result.stdout)
-    verdicts = [
-        judge(answers[number] if number < len(answers) else None, expected)
-        for number, (_, _, expected) in enumerate(cases)
+    judged = [
+        (case, judge(answers[number] if number < len(answers) else None, case[2]))
+        for number, case in enumerate(cases)
     ]
     tests = {
-        test.id: worst(
-            verdict for (of, _, _), verdict in zip(cases, verdicts, strict=True)
-            if of.id == test.id
-        )
+        test.id: worst([verdict for case, verdict in judged if case[0].id == test.id])
         for test in task.hidden_tests
-    }  # fmt: skip
+    }
     reason = complaint(tests, result, len(answers), len(cases))
     return Outcome(
         Status.FAIL if reason else Status.PASS,

@@ -12,8 +12,8 @@ BACKENDS = {"bubblewrap": BubblewrapSandbox, "unsafe-local": UnsafeLocalSandbox}
 def open_sandbox(name: str) -> Sandbox:
     """The sandbox of this name, ready to run. Close it when done.
 
-    Raises ValueError for an unknown name, SandboxUnavailable where this machine cannot run
-    it: no other backend is tried in its place.
+    Raises ValueError for an unknown name, SandboxUnavailable where this machine cannot
+    run it: no other backend is tried in its place.
     """
     if name not in BACKENDS:
         raise ValueError(f"sandbox {name!r} is none of {', '.join(BACKENDS)}")

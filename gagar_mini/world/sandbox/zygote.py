@@ -1,26 +1,29 @@
 """The program inside the sandbox: a warm interpreter that forks once per run.
 
-Standard library only: it is copied into the sandbox and never imports the package. A request
-is one message on the control socket, with the descriptors of the request body, stdin, stdout
-and stderr. This process only forwards them: each run reads its own body and writes its own
-output, so nothing of one run stays in the memory that the next is forked from.
+Standard library only: it is copied into the sandbox and never imports the package. A
+request is one message on the control socket, with the descriptors of the request body,
+stdin, stdout and stderr. This process only forwards them: each run reads its own body
+and writes its own output, so nothing of one run stays in the memory that the next is
+forked from.
 
-A run is two processes in new PID, mount and IPC namespaces. Process 1 builds the room (one
-tmpfs behind the working directory, /tmp and /dev/shm), writes the files, and gives up every
-capability; process 2 sets the limits and becomes the program. Process 1 reaps, reports the
-exit status and ends, and with it ends everything that the program started.
+A run is two processes in new PID, mount and IPC namespaces. Process 1 builds the room
+(one tmpfs behind the working directory, /tmp and /dev/shm), writes the files, and gives
+up every capability; process 2 sets the limits and becomes the program. Process 1 reaps,
+reports the exit status and ends, and with it ends everything that the program started.
 """
 
 import sys
 
 BARE_MODULES = frozenset(sys.modules)
 
+import atexit  # noqa: E402
 import builtins  # noqa: E402
 import collections  # noqa: E402, F401
+import contextlib  # noqa: E402
 import ctypes  # noqa: E402
 import dataclasses  # noqa: E402, F401
 import errno  # noqa: E402
-import functools  # noqa: E402, F401
+import functools  # noqa: E402
 import gc  # noqa: E402
 import importlib.util  # noqa: E402, F401
 import itertools  # noqa: E402, F401
@@ -36,6 +39,7 @@ import select  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import struct  # noqa: E402
+import threading  # noqa: E402
 import traceback  # noqa: E402, F401
 import types  # noqa: E402
 
@@ -56,19 +60,18 @@ SECCOMP_MODE_FILTER = 2
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 DENIED = {
-    # mount umount2 pivot_root chroot unshare setns ptrace process_vm_readv process_vm_writev
-    # kcmp pidfd_getfd bpf perf_event_open userfaultfd keyctl add_key request_key
-    # memfd_create memfd_secret shmget msgget semget mq_open open_by_handle_at
-    "x86_64": (165, 166, 155, 161, 272, 308, 101, 310, 311)
-    + (312, 438, 321, 298, 323, 250, 248, 249)
-    + (319, 447, 29, 68, 64, 240, 304),
-    "aarch64": (40, 39, 41, 51, 97, 268, 117, 270, 271)
-    + (272, 438, 280, 241, 282, 219, 217, 218)
-    + (279, 447, 194, 186, 190, 180, 265),
+    # mount umount2 pivot_root chroot unshare setns, ptrace process_vm_readv and
+    # _writev, kcmp bpf perf_event_open userfaultfd, keyctl add_key request_key,
+    # open_by_handle_at, memfd_create shmget msgget semget mq_open
+    "x86_64": "165 166 155 161 272 308 101 310 311 312 321 298 323 250 248 249 304 "
+    "319 29 68 64 240",
+    "aarch64": "40 39 41 51 97 268 117 270 271 272 280 241 282 219 217 218 265 "
+    "279 194 186 190 180",
 }
-DENIED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442)
-"""io_uring and the new mount calls: one number on both machines. Memory that neither the
-address space nor the tmpfs accounts for (memfd, System V, message queues) is denied above."""
+DENIED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
+"""io_uring, the new mount calls, pidfd_getfd, memfd_secret: one number on both
+machines. Memory that neither the address space nor the tmpfs accounts for is denied in
+both lists."""
 CLONE = {"x86_64": 56, "aarch64": 220}
 SOCKET = {"x86_64": 41, "aarch64": 198}
 CLONE3 = 435
@@ -78,7 +81,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def serve(control):
-    """Answer requests until the host goes away. Returns in a child only: its program."""
+    """Answer requests until the host goes away. Returns in a child only: its
+    program."""
     gc.collect()
     gc.freeze()
     control.send(b"ready")
@@ -98,10 +102,11 @@ def serve(control):
 
 
 def supervise(control, limits, descriptors):
-    """Start process 1 of a run, wait for its report, pass it on. Returns in process 2 only.
+    """Start process 1 of a run, wait for its report, pass it on. Returns in process 2
+    only.
 
-    It is a process of its own since `unshare` of PIDs works once in a process. Anything on
-    the control socket, its end included, kills the run.
+    It is a process of its own since `unshare` of PIDs works once in a process. Anything
+    on the control socket, its end included, kills the run.
     """
     status, status_write = os.pipe()
     call(libc.unshare, CLONE_NEWPID)
@@ -134,9 +139,8 @@ def be_init(limits, descriptors, status):
         os._exit(1)
     if pid == 0:
         return become_program(argv, limits, descriptors)
-    for descriptor in range(MAX_DESCRIPTORS):
-        if descriptor != status:
-            close_quietly(descriptor)
+    os.closerange(0, status)
+    os.closerange(status + 1, MAX_DESCRIPTORS)
     while True:
         ended, raw = os.wait()
         if ended == pid:
@@ -174,7 +178,8 @@ def read_request(descriptor):
 
 
 def give_up_privileges():
-    """No capability, no way to be traced by the program, and the filter of system calls.
+    """No capability, no way to be traced by the program, and the filter of system
+    calls.
 
     `no_new_privs` is already set (bubblewrap does), so none of it can be undone.
     """
@@ -190,7 +195,8 @@ def give_up_privileges():
 
 @functools.cache
 def seccomp_filter(machine):
-    """The filter as BPF code; empty on a machine whose call numbers are not listed here.
+    """The filter as BPF code; empty on a machine whose call numbers are not listed
+    here.
 
     Defence in depth behind the namespaces: a denied call fails with EPERM.
     """
@@ -201,7 +207,7 @@ def seccomp_filter(machine):
     number, arch, first_argument = 0, 4, 16
     code = [(load, 0, 0, arch), (equal, 1, 0, AUDIT_ARCH[machine]), (give, 0, 0, kill)]
     code += [(load, 0, 0, number), (at_least, 0, 1, 0x40000000), (give, 0, 0, kill)]
-    for call_number in (*DENIED[machine], *DENIED_EVERYWHERE):
+    for call_number in (*map(int, DENIED[machine].split()), *DENIED_EVERYWHERE):
         code += [(equal, 0, 1, call_number), (give, 0, 0, refuse | errno.EPERM)]
     # libc falls back from clone3, whose flags a filter cannot see, to clone
     code += [(equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS)]
@@ -216,7 +222,8 @@ def seccomp_filter(machine):
 
 
 def become_program(argv, limits, descriptors):
-    """Process 2: its own streams and limits, then the command, or a function that runs it."""
+    """Process 2: its own streams and limits, then the command, or a function that runs
+    it."""
     os.setsid()
     for target, descriptor in enumerate(descriptors[1:]):
         os.dup2(descriptor, target)
@@ -255,8 +262,9 @@ def execute(argv):
 
 
 def warm_program(argv):
-    """A function that does what `python -I -B ARGUMENTS` would, with the working directory
-    first on the path; None for arguments that only a fresh interpreter can honour."""
+    """A function that does what `python -I -B ARGUMENTS` would, with the working
+    directory first on the path; None for arguments that only a fresh interpreter can
+    honour."""
     arguments = argv[1:]
     while arguments and arguments[0] in ("-I", "-B", "-E", "-s", "-P"):
         arguments = arguments[1:]
@@ -277,32 +285,49 @@ def run_script(path, argv):
 
 
 def run_source(source, path, argv):
-    """Run `source` as __main__; an exception is reported without the frames of this file."""
+    """Run `source` as __main__."""
     main = fresh_main(argv)
     if path != "<string>":
         main.__file__ = path
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        report(error)
+    code = compile(source, path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
 
 
 def run_module(name, argv):
     fresh_main(argv)
+    runpy._run_module_as_main(name)  # what `python -m` itself calls
+
+
+def finish(program):
+    """Run the program and end as an interpreter does, but for the slow part: threads
+    are joined, exit handlers run and streams flushed; modules are not torn down."""
+    code = 0
     try:
-        runpy._run_module_as_main(name)  # what `python -m` itself calls
-    except SystemExit:
-        raise
+        program()
+    except SystemExit as end:
+        code = end.code
     except BaseException as error:
-        report(error)
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
 
 
 def fresh_main(argv):
     """A new __main__, and a path on which the program's own files come first.
 
-    A file named like a module that only this zygote has loaded must not be hidden by it.
+    A file named like a module that only this zygote has loaded must not be hidden by
+    it.
     """
     main = types.ModuleType("__main__")
     main.__builtins__ = builtins
@@ -316,12 +341,6 @@ def fresh_main(argv):
     return main
 
 
-def report(error):
-    trace = error.__traceback__.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
-    sys.exit(1)
-
-
 def call(function, *arguments):
     """Call libc; OSError where it says -1."""
     if function(*arguments) == -1:
@@ -329,12 +348,5 @@ def call(function, *arguments):
         raise OSError(code, f"{function.__name__}: {os.strerror(code)}")
 
 
-def close_quietly(descriptor):
-    try:
-        os.close(descriptor)
-    except OSError:
-        pass
-
-
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))()
+    finish(serve(socket.socket(fileno=int(sys.argv[1]))))

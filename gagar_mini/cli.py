@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, rest = split_command(words)
         flags_class, run = COMMANDS[name]
         run(parse(name, flags_class, rest))
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; a flush at exit would only complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, SandboxUnavailable) as error:
         print(f"gagar-mini: {sentence(error)}", file=sys.stderr)
         return 2
@@ -119,7 +124,8 @@ def unframed(box: str) -> str:
 def sentence(error: Exception) -> str:
     """The error on one line; an OSError says what and where, without its number."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        where = f"{error.filename}: " if error.filename else ""
+        return where + error.strerror
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -179,20 +185,48 @@ class TasksShow:
     task: tyro.conf.Positional[str]
     """Task id, as `gagar-mini tasks list` prints it."""
     gold: bool = False
-    """Print a correct patch too. A spoiler, in the form that `verify --patch` takes."""
+    """Print a correct patch instead: a spoiler, as `verify --patch` takes it."""
 
 
 def run_tasks_show(flags: TasksShow) -> None:
     from gagar_mini.world.tasks import find_task
 
     task = find_task(flags.task)
+    if flags.gold:
+        sys.stdout.write(task.gold_patch.decode(errors="surrogateescape"))
+        return
     print(f"task {task.id}\n\n{task.statement.strip()}\n")
     print(f"may change: {', '.join(task.allowed_paths)}")
     print(f"visible check: {task.visible_check}")
     for path, content in sorted(task.files.items()):
         print(f"\n--- {path}\n{content.decode(errors='replace').rstrip()}")
-    if flags.gold:
-        print(f"\n--- a correct patch\n{task.gold_patch.decode(errors='replace')}")
+
+
+@dataclass(frozen=True)
+class TasksBuild:
+    """Build a task family from its templates; the same seed gives the same bytes.
+
+    Example: gagar-mini tasks build --family core --out data/runs/tasks
+
+    Each task is checked as it is made: its hidden tests fail at base and pass with the
+    correct patch. A whole family takes minutes on one core. To use the tasks, set
+    GAGAR_MINI_DATA to a folder whose "tasks" is the one built here.
+    """
+
+    out: Path
+    """Folder that gets FAMILY/SPLIT.jsonl.gz and manifest.json."""
+    family: str = "core"
+    """Task set: "core" or "full"."""
+    seed: int = 0
+
+
+def run_tasks_build(flags: TasksBuild) -> None:
+    from gagar_mini.world.tasks.micro import build
+
+    folder = flags.out / flags.family
+    if folder.exists():
+        raise ValueError(f"{folder} exists: choose another folder")
+    print_json(build(flags.family, flags.out, seed=flags.seed))
 
 
 @dataclass(frozen=True)
@@ -395,7 +429,8 @@ def run_verify(flags: Verify) -> None:
     if flags.json:
         print_json(dataclasses.asdict(outcome) | {"reward": outcome.reward})
         return
-    print(f"{outcome.status} (reward {outcome.reward}): {outcome.reason}")
+    because = f": {outcome.reason}" if outcome.reason else ""
+    print(f"{outcome.status} (reward {outcome.reward}){because}")
     for test, verdict in outcome.tests.items():
         print(f"  {verdict:<8}{test}")
 
@@ -528,6 +563,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "doctor": (Doctor, run_doctor),
     "tasks list": (TasksList, run_tasks_list),
     "tasks show": (TasksShow, run_tasks_show),
+    "tasks build": (TasksBuild, run_tasks_build),
     "sft policy": (SftPolicy, run_sft_policy),
     "train": (Train, run_train),
     "eval": (Eval, run_eval),

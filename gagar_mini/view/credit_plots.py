@@ -145,9 +145,9 @@ def plot_slopes(
     for x, values in ((0, before), (1, after)):
         total = sum(v for v, is_pass in zip(values, passed, strict=True) if is_pass)
         text = f"passing sum\n{total:.3f}"
-        ax.text(x, 1.04, text, ha="center", va="bottom", fontsize=9, color=PASS)
+        ax.text(x, -0.2, text, ha="center", va="center", fontsize=9, color=PASS)
     ax.axhline(0, color="0.8", lw=0.8, zorder=0)
-    ax.set(xlim=(-0.25, 1.85), ylim=(-0.62, 1.0), ylabel="advantage (reward units)")
+    ax.set(xlim=(-0.4, 1.85), ylim=(-0.62, 1.0), ylabel="advantage (in rewards)")
     ax.set_xticks([0, 1], ["A", "A'"])
     return quiet(ax)
 

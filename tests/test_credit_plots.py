@@ -31,7 +31,7 @@ def test_slopes_name_members_and_print_the_passing_sum(ax):
 
 def test_group_table_has_a_row_for_each_member(ax):
     columns = {"attempt": ["a", "b"], "R": ["pass 1", "fail 0"]}
-    draw.plot_group_table(columns, [True, False], ax, widths=[3, 1])
+    draw.plot_group_table(columns, [True, False], ax, widths=[3.0, 1.0])
     assert all(cell in texts(ax) for cell in ("attempt", "a", "b", "pass 1", "fail 0"))
 
 

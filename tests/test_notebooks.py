@@ -47,6 +47,7 @@ def test_cells_are_short_and_plain(path):
     assert max(lengths) <= 25
     assert statistics.median(lengths) <= 8
     for source in sources:
+        assert max(map(len, source.splitlines())) <= 88
         assert not any(
             line.lstrip().startswith(("!", "%")) for line in source.splitlines()
         )
@@ -62,7 +63,8 @@ def test_metadata_and_outputs_are_clean(path):
     assert notebook.metadata.kernelspec.name == "python3"
     kept = [cell for cell in code_cells(path) if cell.outputs]
     assert all("keep_output" in tags_of(cell) for cell in kept)
-    assert len(kept) <= 1
+    assert len(kept) == 1
+    assert any("image/png" in output.get("data", {}) for output in kept[0].outputs)
     assert all(
         "http" not in str(cell.get("attachments", "")) for cell in notebook.cells
     )

@@ -16,7 +16,7 @@ from gagar_mini.view.plots import BASELINE, FAIL, METHOD, PASS
 Interval = tuple[float, float]
 MUTED = "0.45"
 SIZE_COLOURS = ("#9ecae1", "#4292c6", "#08306b")
-SIZE_STYLES = ((0, (1, 1)), "--", "-")
+SIZE_STYLES = (":", "--", "-")
 SIZE_MARKERS = "^so"
 
 

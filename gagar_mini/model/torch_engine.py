@@ -22,9 +22,7 @@ from gagar_mini.model.cached_model import CachedModel
 from gagar_mini.model.policy import TinyPolicy
 from gagar_mini.types import Completion, SamplingParams
 
-SHARE_PER_ROUND = (
-    1 / 3
-)  # of the rows; fewer: more rounds, more: longer waits of the rest
+SHARE_PER_ROUND = 1 / 4  # of the rows: less makes more rounds, more lets rows idle
 PREFILL_TOKENS = 2048  # new tokens read in one pass: bounds the memory it takes
 
 

@@ -10,8 +10,9 @@ ENVIRONMENT_VARIABLE = "GAGAR_MINI_DATA"
 def data_roots() -> tuple[Path, ...]:
     """Folders that may hold the data, first match wins.
 
-    GAGAR_MINI_DATA when it is set (and then nothing else), else `data/` beside the package
-    (a checkout or an editable install), else `share/gagar_mini/data` of the environment.
+    GAGAR_MINI_DATA when it is set (and then nothing else), else `data/` beside the
+    package (a checkout or an editable install), else `share/gagar_mini/data` of the
+    environment.
     """
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     if named:
@@ -31,6 +32,6 @@ def find_data(name: str) -> Path:
             return root / name
     tried = ", ".join(str(root) for root in roots)
     raise FileNotFoundError(
-        f"data file {name!r} is in none of: {tried}. Clone the repository (its data/ folder"
-        f" holds it) and set {ENVIRONMENT_VARIABLE} to that folder, or rebuild it there"
+        f"data file {name!r} is in none of: {tried}. Clone the repository (its data/ "
+        f"folder holds it) and set {ENVIRONMENT_VARIABLE} to that folder, or rebuild it"
     )

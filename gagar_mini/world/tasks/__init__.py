@@ -19,7 +19,8 @@ TEMPLATES = {template.name: template for template in (*CORE_TEMPLATES, *FULL_TEM
 def load_tasks(family: str, split: str) -> tuple[Task, ...]:
     """The tasks of a family ("core", "full") and a split, in the order of their ids.
 
-    Raises ValueError for a name that does not exist, FileNotFoundError without the data.
+    Raises ValueError for a name that does not exist, FileNotFoundError without the
+    data.
     """
     if family not in FAMILIES:
         raise ValueError(f"task family {family!r} is none of {', '.join(FAMILIES)}")
@@ -29,7 +30,8 @@ def load_tasks(family: str, split: str) -> tuple[Task, ...]:
 
 
 def find_task(task_id: str) -> Task:
-    """The task with this id, such as "core-train-00017". Raises ValueError if none has."""
+    """The task with this id, such as "core-train-00017". Raises ValueError if none
+    has."""
     family, _, rest = task_id.partition("-")
     split = rest.rpartition("-")[0]
     if family in FAMILIES and split in SPLITS:
@@ -49,7 +51,8 @@ def find_template(name: str) -> Template:
 def draw_cases(test: HiddenTest, seed: int) -> tuple[tuple[tuple, object], ...]:
     """(arguments, expected) of a hidden test: literal, or drawn afresh for this seed.
 
-    The reference runs here, in the judge's process. Only `world.verifier` may call this.
+    The reference runs here, in the judge's process. Only `world.verifier` may call
+    this.
     """
     if not test.template:
         return test.cases

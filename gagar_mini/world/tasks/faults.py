@@ -1,7 +1,8 @@
 """Faults that the hidden tests are known to catch: mutations of a template, verified.
 
-Templates are the project's own code, so they run in this process. Only endless loops need
-guarding against: a timer of processor time ends them, and such a mutation is dropped.
+Templates are the project's own code, so they run in this process. Only endless loops
+need guarding against: a timer of processor time ends them, and such a mutation is
+dropped.
 """
 
 import contextlib
@@ -35,12 +36,14 @@ Cases = tuple[tuple[tuple, object], ...]
 
 
 class Hang(BaseException):
-    """A trusted function ran out of processor time (not caught by `except Exception`)."""
+    """A trusted function ran out of processor time (not caught by `except
+    Exception`)."""
 
 
 @contextlib.contextmanager
 def processor_limit(seconds: float) -> Iterator[None]:
-    """Raise `Hang` in this thread after `seconds` of processor time (main thread only)."""
+    """Raise `Hang` in this thread after `seconds` of processor time (main thread
+    only)."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise Hang
@@ -55,7 +58,8 @@ def processor_limit(seconds: float) -> Iterator[None]:
 
 
 def same_value(left: object, right: object) -> bool:
-    """Equal values of exactly equal builtin types, at every depth (1, 1.0 and True differ)."""
+    """Equal values of exactly equal builtin types, at every depth (1, 1.0 and True
+    differ)."""
     if type(left) is not type(right):
         return False
     if isinstance(left, list | tuple):
@@ -115,13 +119,16 @@ def is_plausible(function: Callable[..., object], cases: Cases) -> bool:
 def is_good_fault(template: Template, mutation: Mutation) -> bool:
     """Whether a mutation is plausible and caught in all but `MAX_MISSES` trials."""
     trials = trial_cases(template)
+    source = mutated_source(template, mutation)
     try:
         with processor_limit(HANG_S):
-            source = mutated_source(template, mutation)
             function = compile_function(source, template.name)
             misses = sum(passes(function, cases) for cases in trials)
             return misses <= MAX_MISSES and is_plausible(function, sum(trials, ()))
     except Hang:
+        return False
+    except Exception:
+        # a constant of the module broke, so that the file cannot even be loaded
         return False
 
 
@@ -149,8 +156,8 @@ class Fault:
 def faults_of(template: Template, limit: int) -> tuple[Fault, ...]:
     """At most `limit` faults of a template, spread over its lines and operators.
 
-    Lines with a single verified mutation are left out, so that for each fault there is a
-    plausible wrong repair: another mutation of the same line.
+    Lines with a single verified mutation are left out, so that for each fault there is
+    a plausible wrong repair: another mutation of the same line.
     """
     by_line: dict[int, list[Mutation]] = defaultdict(list)
     for mutation in verified_mutations(template):
@@ -166,7 +173,8 @@ def faults_of(template: Template, limit: int) -> tuple[Fault, ...]:
 
 
 def _spread(mutations: list[Mutation]) -> list[Mutation]:
-    """Reordered so that a prefix shows many operators: first of each, second of each..."""
+    """Reordered so that a prefix shows many operators: first of each, second of
+    each..."""
     seen: dict[str, int] = defaultdict(int)
     keyed = []
     for mutation in mutations:

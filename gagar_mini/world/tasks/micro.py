@@ -1,8 +1,9 @@
 """Micro-repositories: small modules of pure functions with one or two known faults.
 
-`build` makes every file of a level from a seed. Each task is drawn from its own seed and
-checked by running it; a draw that breaks a promise is dropped for the next. Combinations of
-faults are split by a hash, so none of an evaluation task occurs in training.
+`build` makes every file of a level from a seed. Each task is drawn from its own seed
+and checked by running it; a draw that breaks a promise is dropped for the next.
+Combinations of faults are split by a hash, so none of an evaluation task occurs in
+training.
 """
 
 import hashlib
@@ -96,16 +97,38 @@ CORE = Level(
     statement=short_statement,
     header="",
 )
-LEVELS = {level.name: level for level in (CORE,)}
+FULL = Level(
+    name="full",
+    templates=(*CORE_TEMPLATES, *FULL_TEMPLATES),
+    file_names={
+        **CORE.file_names,
+        "parsing": ("parsing.py", "readers.py"),
+        "tables": ("tables.py", "records.py"),
+        "times": ("times.py", "slots.py"),
+        "layout": ("layout.py", "wording.py"),
+        "amounts": ("amounts.py", "units.py"),
+        "grids": ("grids.py", "boards.py"),
+    },
+    num_modules=(3, 4),
+    num_functions=(2, 3),
+    num_faults=(1, 2),
+    missing_share=0.1,
+    faults_per_template=12,
+    max_example_chars=130,
+    statement=long_statement,
+    header='"""Small pure helpers ({path})."""\n\n\n',
+)
+LEVELS = {level.name: level for level in (CORE, FULL)}
 
 
-# --- drawing a task ---------------------------------------------------------------------
+# --- drawing a task -------------------------------------------------------------------
 
 
 def draw_targets(
     level: Level, rng: random.Random, is_held_out: bool, is_together: bool
 ) -> list[Template]:
-    """The templates to damage: in one module if `is_together`, else in one module each."""
+    """The templates to damage: in one module if `is_together`, else in one module
+    each."""
     num_faults = rng.choice(level.num_faults)
     topics: dict[str, list[Template]] = {}
     for template in level.pool(is_held_out):
@@ -119,7 +142,8 @@ def draw_targets(
 
 
 def arrange(level: Level, rng: random.Random, targets: Sequence[Template]) -> Modules:
-    """Modules around the targets, filled with functions of templates that are not held out."""
+    """Modules around the targets, filled with functions of templates that are not
+    held out."""
     topics = list(dict.fromkeys(template.topic for template in targets))
     others = sorted(set(level.file_names) - set(topics))
     num_modules = max(rng.randint(*level.num_modules), len(topics))
@@ -143,7 +167,8 @@ def draw_damage(level: Level, rng: random.Random, function: Placed) -> Damage:
 
 
 def is_for_evaluation(damages: Sequence[Damage]) -> bool:
-    """Whether this combination of faults belongs to the evaluation splits, by its hash."""
+    """Whether this combination of faults belongs to the evaluation splits, by its
+    hash."""
     keys = sorted(damage.key for damage in damages)
     return seed_for("split", *keys) % EVAL_SHARE == 0
 
@@ -217,7 +242,8 @@ def assemble(
 
 
 def draw_task(level: Level, split: str, index: int, rng: random.Random) -> Task | None:
-    """One draw of a task, None where it breaks a promise or belongs to another split."""
+    """One draw of a task, None where it breaks a promise or belongs to another
+    split."""
     is_held_out = split == "eval_unseen"
     targets = draw_targets(level, rng, is_held_out, is_together=index % 2 == 0)
     modules = arrange(level, rng, targets)
@@ -251,11 +277,12 @@ def finish_task(
     return None if broken else task
 
 
-# --- building a level -------------------------------------------------------------------
+# --- building a level -----------------------------------------------------------------
 
 
 def build_split(level: Level, split: str, count: int, seed: int) -> tuple[Task, ...]:
-    """The first `count` tasks of a split; a smaller count gives a prefix of a larger one.
+    """The first `count` tasks of a split; a smaller count gives a prefix of a larger
+    one.
 
     Raises ValueError where the level is too small for so many different tasks.
     """
@@ -281,7 +308,8 @@ def build_split(level: Level, split: str, count: int, seed: int) -> tuple[Task, 
 def build(
     level: str, out_dir: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS
 ) -> dict[str, object]:
-    """Write `<out_dir>/<level>/<split>.jsonl.gz` and the level's entry in manifest.json.
+    """Write `<out_dir>/<level>/<split>.jsonl.gz` and the level's entry in
+    manifest.json.
 
     The same seed gives the same bytes. Returns the entry: version, seed and, per split,
     count and sha256. Raises ValueError for an unknown level.

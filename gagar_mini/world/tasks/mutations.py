@@ -1,7 +1,9 @@
-"""One-line faults: small rules on the syntax tree, spliced into the text by byte columns.
+"""One-line faults: small rules on the syntax tree, spliced into the text by byte
+columns.
 
-A rule proposes replacements of byte spans. The rest of the file keeps every byte, so that a
-repair is a one-line diff (printing the tree again would reformat the whole file).
+A rule proposes replacements of byte spans. The rest of the file keeps every byte, so
+that a repair is a one-line diff (printing the tree again would reformat the whole
+file).
 """
 
 import ast
@@ -21,7 +23,8 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutation:
-    """One changed line: `line` counts from 0 in the source, `text` is the whole new line."""
+    """One changed line: `line` counts from 0 in the source, `text` is the whole new
+    line."""
 
     operator: str
     line: int
@@ -52,7 +55,8 @@ class Source:
         return Edit(*self.span(node), data)
 
     def between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> Edit | None:
-        """Replace the operator `old` in the gap of two nodes (brackets may be there too)."""
+        """Replace the operator `old` in the gap of two nodes (brackets may be
+        there too)."""
         start, end = self.span(left)[1], self.span(right)[0]
         words = rb"\s+".join(re.escape(word).encode() for word in old.split())
         found = re.search(words, self.data[start:end])
@@ -238,9 +242,12 @@ def unwrap_call(source: Source, node: ast.AST) -> Iterator[Edit | None]:
     """`f(a)` -> `a`, and `a.f()` -> `a`."""
     if not isinstance(node, ast.Call):
         return
-    if isinstance(node.func, ast.Name) and len(node.args) == 1 and not node.keywords:
-        if not isinstance(node.args[0], ast.GeneratorExp):
-            yield source.swap(node, source.text(node.args[0]))
+    is_plain = len(node.args) == 1 and not node.keywords
+    if isinstance(node.func, ast.Name) and is_plain:
+        # a generator argument has no brackets of its own
+        if isinstance(node.args[0], ast.GeneratorExp):
+            return
+        yield source.swap(node, source.text(node.args[0]))
     if isinstance(node.func, ast.Attribute) and not node.args:
         yield source.swap(node, source.text(node.func.value))
 
@@ -262,9 +269,8 @@ def move_bound(source: Source, node: ast.AST) -> Iterator[Edit | None]:
     bounds: list[ast.expr] = []
     if isinstance(node, ast.Slice):
         bounds = [bound for bound in (node.lower, node.upper) if bound is not None]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        if node.func.id == "range":
-            bounds = [node.args[0] if len(node.args) == 1 else node.args[1]]
+    if isinstance(node, ast.Call) and source.text(node.func) == b"range":
+        bounds = [node.args[0] if len(node.args) == 1 else node.args[1]]
     for bound in bounds:
         if isinstance(bound, ast.Name | ast.Call):
             yield source.swap(bound, source.text(bound) + b" + 1")
@@ -351,9 +357,11 @@ RULES: dict[str, Rule] = {
 
 
 def mutate(text: str) -> tuple[Mutation, ...]:
-    """Every one-line mutation of `text` that still parses, each text once, stable order.
+    """Every one-line mutation of `text` that still parses, each text once, stable
+    order.
 
-    Nothing says yet that a mutation changes the behaviour: that is for tests to find out.
+    Nothing says yet that a mutation changes the behaviour: that is for tests to find
+    out.
     """
     source = Source(text)
     lines = text.splitlines()

@@ -39,7 +39,8 @@ class Placed:
 
 @dataclass(frozen=True, eq=False)
 class Damage:
-    """What is wrong with one function: one line, or (without a fault) the whole body."""
+    """What is wrong with one function: one line, or (without a fault) the whole
+    body."""
 
     function: Placed
     fault: Fault | None
@@ -96,7 +97,8 @@ class Damage:
 
 
 def body_lines(template: Template) -> tuple[int, int]:
-    """[first, last) line, from 0, of the template's function body without a docstring."""
+    """[first, last) line, from 0, of the template's function body without a
+    docstring."""
     for node in ast.parse(template.source).body:
         if isinstance(node, ast.FunctionDef) and node.name == template.name:
             skip = int(ast.get_docstring(node) is not None)
@@ -130,7 +132,8 @@ def line_in_file(files: Files, damage: Damage) -> int:
 def unified_patch(base: Files, files: Files) -> bytes:
     """The git diff of text files that change and neither come nor go.
 
-    Made without git, so that the same tasks give the same bytes with every version of it.
+    Made without git, so that the same tasks give the same bytes with every version of
+    it.
     """
     parts = []
     for path in sorted(base):

@@ -1,8 +1,8 @@
 """What a function template is: a reference, and a way to draw inputs for it.
 
-A template is the source of one pure function plus an input generator. The source becomes a
-function of a micro-repository (sound, or with one changed line), and the same source, run
-by the judge, gives the expected values of the hidden tests.
+A template is the source of one pure function plus an input generator. The source
+becomes a function of a micro-repository (sound, or with one changed line), and the same
+source, run by the judge, gives the expected values of the hidden tests.
 """
 
 import copy
@@ -20,9 +20,9 @@ Draw = Callable[[random.Random], tuple]
 class Template:
     """One function: `source` (LF line ends, ends with one), `draw` its arguments.
 
-    `topic` chooses the module it may live in. `renames` are further naming variants, word
-    for word, beside the source's own. `is_held_out` templates occur in no training task.
-    `summary` says what the function does, for statements that ask to write it.
+    `topic` chooses the module it may live in. `renames` are further naming variants,
+    word for word, beside the source's own. `is_held_out` templates occur in no training
+    task. `summary` says what the function does, for statements that ask to write it.
     """
 
     name: str
@@ -32,6 +32,15 @@ class Template:
     renames: tuple[Mapping[str, str], ...] = ()
     is_held_out: bool = False
     summary: str = ""
+
+    @property
+    def purpose(self) -> str:
+        """What the function should do, from "return" to the full stop."""
+        if self.summary:
+            return self.summary
+        text = compile_function(self.source, self.name).__doc__
+        assert text, f"template {self.name} has neither a summary nor a docstring"
+        return text[0].lower() + text[1:]
 
     @property
     def variants(self) -> tuple[Mapping[str, str], ...]:

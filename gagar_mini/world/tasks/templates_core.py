@@ -10,7 +10,8 @@ from gagar_mini.world.tasks.templates import Draw, Template
 
 
 def numbers(low: int, high: int, min_size: int = 0, max_size: int = 6) -> Draw:
-    """One list of whole numbers, bounds inclusive; short lists are as likely as long."""
+    """One list of whole numbers, bounds inclusive; short lists are as likely as
+    long."""
     return lambda rng: (number_list(rng, low, high, min_size, max_size),)
 
 
@@ -114,6 +115,7 @@ def clamp(x, low, high):
 """,
         _clamp,
         ({"clamp": "limit", "x": "n"},),
+        summary="return x, moved to low or high where it lies outside.",
     ),
     Template(
         "gcd",
@@ -126,6 +128,7 @@ def gcd(a, b):
 """,
         _gcd,
         ({"gcd": "divisor", "a": "m", "b": "n"},),
+        summary="return the greatest common divisor of a and b (b above 0).",
     ),
     Template(
         "digit_sum",
@@ -138,6 +141,7 @@ def digit_sum(n):
 """,
         lambda rng: (rng.choice([rng.randint(0, 12), rng.randint(0, 3000)]),),
         ({"digit_sum": "add_digits"},),
+        summary="return the sum of the decimal digits of n.",
     ),
     Template(
         "is_leap",
@@ -150,11 +154,16 @@ def is_leap(year):
 """,
         lambda rng: (
             rng.choice(
-                [100 * rng.randint(15, 24), 400 * rng.randint(3, 6)]
-                + [rng.randint(1890, 2030), 4 * rng.randint(470, 510)]
+                [
+                    100 * rng.randint(15, 24),
+                    400 * rng.randint(3, 6),
+                    rng.randint(1890, 2030),
+                    4 * rng.randint(470, 510),
+                ]
             ),
         ),
         ({"is_leap": "leap"},),
+        summary="return whether year is a leap year (Gregorian).",
     ),
     Template(
         "is_prime",
@@ -167,6 +176,7 @@ def is_prime(n):
 """,
         lambda rng: (rng.choice([rng.randint(0, 5), rng.randint(0, 40)]),),
         ({"is_prime": "prime"},),
+        summary="return whether n is a prime number.",
     ),
     Template(
         "round_up",
@@ -177,6 +187,7 @@ def round_up(n, step):
 """,
         lambda rng: (rng.randint(0, 30), rng.randint(1, 7)),
         ({"round_up": "ceil_to"},),
+        summary="return the smallest multiple of step that is at least n.",
     ),
     Template(
         "sum_range",
@@ -189,6 +200,7 @@ def sum_range(a, b):
 """,
         lambda rng: (rng.randint(-3, 9), rng.randint(-3, 9)),
         ({"sum_range": "add_range"},),
+        summary="return the sum of the whole numbers between a and b, both included.",
     ),
 )
 
@@ -204,6 +216,7 @@ def rotate(items, k):
 """,
         _rotate,
         ({"rotate": "shift_left", "items": "xs"},),
+        summary="return items moved k places to the left, around the end.",
     ),
     Template(
         "chunks",
@@ -215,6 +228,7 @@ def chunks(items, size):
 """,
         _chunks,
         ({"chunks": "split_by", "items": "xs"},),
+        summary="return consecutive parts of items, each of length size but the last.",
     ),
     Template(
         "last_index",
@@ -228,6 +242,7 @@ def last_index(items, x):
 """,
         _last_index,
         ({"last_index": "find_last", "items": "xs", "x": "y"},),
+        summary="return the last position of x in items, -1 if there is none.",
     ),
     Template(
         "running_sum",
@@ -239,6 +254,7 @@ def running_sum(items):
 """,
         numbers(-3, 6, 0, 5),
         ({"running_sum": "totals", "items": "xs"},),
+        summary="return the sums of the first 1, 2, 3, ... items.",
     ),
     Template(
         "deltas",
@@ -250,6 +266,7 @@ def deltas(items):
 """,
         numbers(0, 9, 0, 5),
         ({"deltas": "steps", "items": "xs"},),
+        summary="return the differences of neighbouring items, later minus earlier.",
     ),
     Template(
         "inner",
@@ -262,6 +279,7 @@ def inner(items):
 """,
         numbers(0, 9, 0, 5),
         ({"inner": "middle", "items": "xs"},),
+        summary="return items without the first and the last.",
     ),
     Template(
         "top",
@@ -273,6 +291,7 @@ def top(items, n):
 """,
         _top,
         ({"top": "largest", "items": "xs"},),
+        summary="return the n largest items, largest first.",
     ),
     Template(
         "is_sorted",
@@ -284,6 +303,7 @@ def is_sorted(items):
 """,
         _is_sorted,
         ({"is_sorted": "ascending", "items": "xs"},),
+        summary="return whether no item is larger than the next.",
     ),
 )
 
@@ -299,6 +319,7 @@ def mean(items):
 """,
         numbers(0, 9, 0, 5),
         ({"mean": "average", "items": "xs"},),
+        summary="return the mean of items rounded down, 0 for none.",
     ),
     Template(
         "median",
@@ -310,6 +331,7 @@ def median(items):
 """,
         numbers(0, 9, 1, 6),
         ({"median": "mid_value", "items": "xs"},),
+        summary="return the middle one of the sorted items, the lower of two.",
     ),
     Template(
         "spread",
@@ -323,6 +345,7 @@ def spread(items):
         numbers(1, 9, 0, 5),
         ({"spread": "width", "items": "xs"},),
         is_held_out=True,
+        summary="return the largest minus the smallest item, 0 for none.",
     ),
     Template(
         "above",
@@ -333,6 +356,7 @@ def above(items, limit):
 """,
         _above,
         ({"above": "count_over", "items": "xs"},),
+        summary="return the number of items larger than limit.",
     ),
     Template(
         "hits",
@@ -345,6 +369,7 @@ def hits(items, low, high):
         _hits,
         ({"hits": "count_in", "items": "xs"},),
         is_held_out=True,
+        summary="return the number of items from low to below high.",
     ),
     Template(
         "percent",
@@ -357,6 +382,7 @@ def percent(part, whole):
 """,
         _percent,
         ({"percent": "share"},),
+        summary="return part in percent of whole rounded down, 0 if whole is 0.",
     ),
 )
 
@@ -371,6 +397,7 @@ def vowels(text):
 """,
         lambda rng: (letters(rng, "aeiouAEIOUbcd", 0, 8),),
         ({"vowels": "count_vowels", "text": "s"},),
+        summary="return the number of vowels in text, small or capital.",
     ),
     Template(
         "initials",
@@ -382,6 +409,7 @@ def initials(text):
 """,
         _initials,
         ({"initials": "acronym", "text": "s"},),
+        summary="return the first letters of the words of text as capitals.",
     ),
     Template(
         "shorten",
@@ -395,6 +423,7 @@ def shorten(text, limit):
         _shorten,
         ({"shorten": "cut", "text": "s"},),
         is_held_out=True,
+        summary="return text, cut to limit characters with .. at the end if longer.",
     ),
     Template(
         "pad_left",
@@ -406,6 +435,7 @@ def pad_left(text, width):
 """,
         _pad,
         ({"pad_left": "indent", "text": "s"},),
+        summary="return text with blanks in front up to width characters.",
     ),
     Template(
         "before",
@@ -417,6 +447,7 @@ def before(text, mark):
 """,
         _before,
         ({"before": "head", "text": "s"},),
+        summary="return the part of text before the first mark, all of it without one.",
     ),
     Template(
         "drop_prefix",
@@ -430,6 +461,7 @@ def drop_prefix(text, prefix):
         _drop_prefix,
         ({"drop_prefix": "unprefix", "text": "s"},),
         is_held_out=True,
+        summary="return text without prefix at its start, if it has it.",
     ),
     Template(
         "masked",
@@ -441,6 +473,7 @@ def masked(text, n):
 """,
         _masked,
         ({"masked": "hide", "text": "s"},),
+        summary="return text with stars in place of all but its last n characters.",
     ),
 )
 

@@ -54,8 +54,8 @@ def run_check(task: Task, files: Files) -> tuple[int, str]:
 def flaw(task: Task, gold: Files, partial: Sequence[tuple[str, Files]]) -> str:
     """Which promise a task breaks, "" if none.
 
-    `gold` is the repaired tree; `partial` lists, for each fault, the id of its hidden test
-    and the tree in which that fault alone is left. The caller limits the time.
+    `gold` is the repaired tree; `partial` lists, for each fault, the id of its hidden
+    test and the tree in which that fault alone is left. The caller limits the time.
     """
     targets = {test_id for test_id, _ in partial}
     for seed in SEEDS:

@@ -1,4 +1,5 @@
-"""What the agent is shown of a fault: example calls, the statement, the visible check."""
+"""What the agent is shown of a fault: example calls, the statement, the visible check.
+"""
 
 import json
 import random
@@ -11,6 +12,7 @@ from gagar_mini.world.tasks.templates import (
     call_reference,
     compile_function,
     draw_inputs,
+    rename,
 )
 
 CHECK_PATH = "check.py"
@@ -38,8 +40,8 @@ raise SystemExit(bool(fails))
 
 @dataclass(frozen=True)
 class Example:
-    """A call as text, what it gives at base ("gives 7" or "raises KeyError") and its right
-    value as text."""
+    """A call as text, what it gives at base ("gives 7" or "raises KeyError") and its
+    right value as text."""
 
     call: str
     given: str
@@ -80,7 +82,8 @@ def draw_examples(
 def render_check(
     damages: Sequence[Damage], examples: Sequence[Sequence[Example]]
 ) -> str:
-    """The visible check: prints ok and exits 0, or a line per failure (two at most) and 1."""
+    """The visible check: prints ok and exits 0, or a line per failure (two at most)
+    and 1."""
     imported: dict[str, list[str]] = {}
     for damage in damages:
         imported.setdefault(damage.function.module, []).append(damage.function.name)
@@ -107,7 +110,7 @@ def long_statement(damages: Sequence[Damage], shown: Sequence[Example]) -> str:
     paragraphs = []
     for damage, example in zip(damages, shown, strict=True):
         function = damage.function
-        summary = function.template.summary
+        summary = rename(function.template.purpose, function.names)
         if damage.fault is None:
             paragraphs.append(
                 f"`{function.name}` in {function.path} is not written yet. It should "

@@ -44,7 +44,10 @@ def write_run(folder, *, seed, pass_rates, evaluations=(), **settings):
 
 @pytest.fixture
 def folders(tmp_path):
-    sweep = [{"max_turns": n, "pass_rate": n / 10, "clean_share": None} for n in (6, 8)]
+    sweep = [
+        {"max_turns": n, "max_tokens": 99, "pass_rate": n / 10, "clean_share": None}
+        for n in (6, 8)
+    ]
     make = [
         ("b0", {"seed": 0, "pass_rates": [0.0, 0.4], "evaluations": sweep}),
         ("b1", {"seed": 1, "pass_rates": [0.2, 0.6], "evaluations": sweep}),
@@ -73,11 +76,14 @@ def test_a_single_seed_has_no_interval(folders):
     assert "[" not in table([gagar]).splitlines()[1]
 
 
-def test_newest_evaluation_counts(folders):
+def test_held_out_figures_are_kept_apart_by_budget(folders):
     binary, gagar = compare_runs(read_runs(folders))
-    assert binary.held_out["pass_rate"].mean == pytest.approx(0.8)
-    assert "clean_share" not in binary.held_out
-    assert gagar.held_out == {}
+    assert [held_out.max_turns for held_out in binary.held_out] == [8, 6]
+    generous, tight = (held_out.figures for held_out in binary.held_out)
+    assert generous["pass_rate"].mean == pytest.approx(0.8)
+    assert tight["pass_rate"].mean == pytest.approx(0.6)
+    assert "clean_share" not in tight
+    assert gagar.held_out == ()
 
 
 def test_the_same_seed_twice_is_refused(folders):

@@ -35,8 +35,9 @@ HELD_OUT_FIGURES = {
     "noise_lines": "noise lines",
     "turns": "turns",
     "action_tokens": "tokens",
+    "entropy": "entropy",
 }
-"""Keys of eval.jsonl, with their heads: the newest line of each run."""
+"""Keys of eval.jsonl, with their heads: the newest line of each budget."""
 
 Line = dict[str, int | float | None]
 """Numbers of one step, by name."""
@@ -66,14 +67,24 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """Figures on held-out tasks under one budget of turns and sampled tokens."""
+
+    max_turns: int
+    max_tokens: int
+    figures: dict[str, Estimate]
+
+
+@dataclass(frozen=True)
 class MethodRow:
-    """One method: its seeds, figures of late training, figures on held-out tasks."""
+    """One method: its seeds, figures of late training, and figures on held-out tasks
+    by budget, the most generous one first."""
 
     method: str
     seeds: tuple[int, ...]
     steps: int
     training: dict[str, Estimate]
-    held_out: dict[str, Estimate]
+    held_out: tuple[HeldOut, ...]
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
@@ -125,17 +136,31 @@ def compare_runs(runs: Sequence[Run]) -> list[MethodRow]:
         if len(set(seeds)) < len(seeds):
             raise ValueError(f"{method}: two runs have the same seed, of {seeds}")
         training = [late_figures(run) for run in members]
-        held_out = [run.evaluations[-1] for run in members if run.evaluations]
         rows.append(
             MethodRow(
                 method,
                 seeds,
                 steps=min(len(run.metrics) for run in members),
                 training=estimates(training, TRAINING_FIGURES),
-                held_out=estimates(held_out, HELD_OUT_FIGURES),
+                held_out=held_out_figures(members),
             )
         )
     return rows
+
+
+def held_out_figures(runs: Sequence[Run]) -> tuple[HeldOut, ...]:
+    """Figures under every budget that all of `runs` were evaluated with."""
+    by_run = [
+        {(line["max_turns"], line["max_tokens"]): line for line in run.evaluations}
+        for run in runs
+    ]
+    shared = sorted(set.intersection(*map(set, by_run)), reverse=True)
+    return tuple(
+        HeldOut(
+            *budget, estimates([lines[budget] for lines in by_run], HELD_OUT_FIGURES)
+        )
+        for budget in shared
+    )
 
 
 def late_figures(run: Run) -> Line:
@@ -166,32 +191,42 @@ def estimates(
 def table(rows: Sequence[MethodRow]) -> str:
     """Late training, then held-out tasks where `gagar-mini eval RUN` has been run."""
     parts = [
-        text_table([table_line(row, row.training, TRAINING_FIGURES) for row in rows]),
+        text_table([table_line(row) for row in rows]),
         "mean [95 % interval over seeds], last tenth of the steps, training tasks",
     ]
-    evaluated = [row for row in rows if row.held_out]
+    evaluated = [
+        {
+            "method": row.method,
+            "seeds": len(row.seeds),
+            "turns<=": held_out.max_turns,
+            "tokens<=": held_out.max_tokens,
+            **estimate_cells(held_out.figures, HELD_OUT_FIGURES),
+        }
+        for row in rows
+        for held_out in row.held_out
+    ]
     if evaluated:
+        evaluated.sort(key=lambda line: (-line["turns<="], -line["tokens<="]))
         parts += [
             "",
-            text_table(
-                [table_line(row, row.held_out, HELD_OUT_FIGURES) for row in evaluated]
-            ),
-            "mean [95 % interval over seeds], newest evaluation of each run",
+            text_table(evaluated),
+            "mean [95 % interval over seeds], newest evaluation of each budget",
         ]
     return "\n".join(parts)
 
 
-def table_line(
-    row: MethodRow, figures: dict[str, Estimate], heads: dict[str, str]
+def table_line(row: MethodRow) -> dict[str, Cell]:
+    head = {"method": row.method, "seeds": len(row.seeds), "steps": row.steps}
+    return head | estimate_cells(row.training, TRAINING_FIGURES)
+
+
+def estimate_cells(
+    figures: dict[str, Estimate], heads: dict[str, str]
 ) -> dict[str, Cell]:
-    line: dict[str, Cell] = {
-        "method": row.method,
-        "seeds": len(row.seeds),
-        "steps": row.steps,
+    return {
+        head: estimate_text(figures[key]) if key in figures else "-"
+        for key, head in heads.items()
     }
-    for key, head in heads.items():
-        line[head] = estimate_text(figures[key]) if key in figures else "-"
-    return line
 
 
 def estimate_text(estimate: Estimate) -> str:

@@ -29,7 +29,7 @@ NUM_CASES = 14
 NUM_TRIALS = 64
 """Simulated gradings of each mutation; at most one of them may let it pass."""
 MAX_MISSES = 1
-HANG_S = 0.5
+HANG_S = 0.25
 """Processor seconds that all trials of a mutation together may take (they need .01)."""
 
 Cases = tuple[tuple[tuple, object], ...]

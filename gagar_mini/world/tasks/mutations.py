@@ -184,12 +184,12 @@ def flip_boolean(source: Source, node: ast.AST) -> Iterator[Edit | None]:
 def change_string(source: Source, node: ast.AST) -> Iterator[Edit | None]:
     """A string loses its first or its last character; an empty one becomes a blank."""
     if isinstance(node, ast.Constant) and type(node.value) is str:
-        text = source.text(node)
+        text = source.text(node).decode()
         quote = text[-1:]
-        if not text.startswith((b"'", b'"')) or b"\\" in text or text[:3] == quote * 3:
+        if text[0] != quote or "\\" in text or text.startswith(3 * quote):
             return
         if text == 2 * quote:
-            yield source.swap(node, quote + b" " + quote)
+            yield source.swap(node, quote + " " + quote)
         else:
             yield source.swap(node, quote + text[2:-1] + quote)
             yield source.swap(node, quote + text[1:-2] + quote)

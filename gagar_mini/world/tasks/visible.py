@@ -1,5 +1,4 @@
-"""What the agent is shown of a fault: example calls, the statement, the visible check.
-"""
+"""What the agent is shown of a fault: examples, the statement, the visible check."""
 
 import json
 import random
@@ -71,11 +70,12 @@ def draw_examples(
         call = f"{damage.function.name}({', '.join(map(repr, arguments))})"
         examples.append(Example(call, given, repr(want), is_wrong))
     short = [e for e in examples if e.num_chars <= max_chars]
-    # equal to Python but of another type (1 and True): the check could not tell
-    telling = [e for e in short if e.is_wrong and e.given != f"gives {e.want}"]
+    telling = [e for e in short if e.is_wrong]
     if not telling or len(short) < 2:
         return None
-    shown = rng.choice(sorted(telling, key=lambda e: (e.num_chars, e.call))[:4])
+    ranked = sorted(telling, key=lambda e: (e.num_chars, e.call))
+    # a fault shows best in a short call, a function to write in one that tells much
+    shown = rng.choice(ranked[:4] if damage.fault else ranked[-len(ranked) // 2 :])
     return shown, rng.choice([e for e in short if e is not shown])
 
 

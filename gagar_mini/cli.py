@@ -365,6 +365,8 @@ class Eval:
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy."""
     seed: int = 0
+    habits: bool = False
+    """Show how each habit of the policy goes along with passing, too."""
     json: bool = False
     """Print a JSON list instead of the table."""
 
@@ -388,6 +390,7 @@ def run_eval(flags: Eval) -> None:
         budgets(flags.max_turns, flags.max_tokens, rollout),
         samples=flags.samples,
         seed=flags.seed,
+        with_habits=flags.habits,
     )
     print_json(rows) if flags.json else print(table(rows))
 
@@ -519,6 +522,62 @@ def run_compare(flags: Compare) -> None:
 
 
 @dataclass(frozen=True)
+class ExperimentFlags:
+    """Train several arms from several seeds, evaluate them, and compare.
+
+    Example: gagar-mini experiment --arms binary gagar --seeds 0 1 2 --steps 80 --out
+    data/runs/mine
+
+    Runs are processes of their own, one thread each, `--jobs` side by side. Started
+    again, the experiment goes on where it was stopped. Ends with the table and the
+    figure of `gagar-mini compare`.
+    """
+
+    out: Path
+    """Folder of the runs; the figure is written there as compare.png."""
+    arms: tuple[str, ...] = ("binary", "gagar")
+    """Some of binary, downweight, gagar (all with the rubric grader), and the controls
+    oracle, shortest, random, reversed (GAGAR with that grader)."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = 80
+    budgets: tuple[str, ...] = ("9x160", "7x112")
+    """Budgets of the held-out evaluations: turns x sampled tokens."""
+    samples: int = 1
+    """Trajectories per held-out task and budget."""
+    max_tasks: int = 0
+    """Held-out tasks; 0 means all."""
+    jobs: int = 2
+    """Runs side by side: one per core."""
+    publish: Path | None = None
+    """Copy settings, metrics and evaluations of every run to this folder."""
+
+
+def run_experiment_flags(flags: ExperimentFlags) -> None:
+    from gagar_mini.learn.experiment import Experiment, publish, run_experiment
+
+    experiment = Experiment(
+        flags.arms,
+        flags.seeds,
+        flags.steps,
+        budgets=tuple(budget_of(text) for text in flags.budgets),
+        samples=flags.samples,
+        max_tasks=flags.max_tasks,
+    )
+    folders = run_experiment(experiment, flags.out, jobs=flags.jobs)
+    if flags.publish is not None:
+        publish(folders, flags.publish)
+    run_compare(Compare(tuple(folders), out=flags.out / "compare.png", force=True))
+
+
+def budget_of(text: str) -> tuple[int, int]:
+    """ "9x160" -> 9 turns, 160 tokens."""
+    turns, cross, tokens = text.partition("x")
+    if not (cross and turns.isdecimal() and tokens.isdecimal()):
+        raise ValueError(f"a budget is turns x tokens, such as 9x160, not {text!r}")
+    return int(turns), int(tokens)
+
+
+@dataclass(frozen=True)
 class Bench:
     """How fast this machine trains: seconds a step, tokens a second, memory.
 
@@ -570,6 +629,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "verify": (Verify, run_verify),
     "grade": (Grade, run_grade),
     "compare": (Compare, run_compare),
+    "experiment": (ExperimentFlags, run_experiment_flags),
     "bench": (Bench, run_bench),
 }
 """Name, flags and function of each command, in the order in which a reader meets

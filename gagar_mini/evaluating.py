@@ -13,7 +13,7 @@ from tqdm import tqdm
 from gagar_mini.agent.dialect import CompactDialect
 from gagar_mini.agent.rollouts import Harness, evaluate
 from gagar_mini.config import PRESETS, RolloutConfig, RunConfig
-from gagar_mini.learn.evaluation import summarise
+from gagar_mini.learn.evaluation import habits_table, summarise
 from gagar_mini.learn.rl import find_policy
 from gagar_mini.model.policy import load_policy
 from gagar_mini.model.torch_engine import TorchEngine
@@ -22,6 +22,9 @@ from gagar_mini.types import RolloutGroup, Task
 from gagar_mini.view.tables import text_table
 from gagar_mini.world.sandbox import open_sandbox
 from gagar_mini.world.tasks import load_tasks
+
+Row = dict[str, float | int | str | list | None]
+"""What one evaluation says, and of what."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def evaluate_budgets(
     *,
     samples: int,
     seed: int,
-) -> list[dict[str, float | int | str | None]]:
+    with_habits: bool = False,
+) -> list[Row]:
     """The figures of each budget. A run's own are added to its eval.jsonl, too."""
     policy, tokenizer = load_policy(subject.checkpoint)
     rows = []
@@ -100,6 +104,8 @@ def evaluate_budgets(
                 "seed": seed,
                 **dataclasses.asdict(summarise(groups)),
             }
+            if with_habits:
+                row["habits"] = [dataclasses.asdict(h) for h in habits_table(groups)]
             rows.append(row)
             if subject.run_dir is not None:
                 append_line(subject.run_dir / "eval.jsonl", row)
@@ -140,23 +146,49 @@ def append_line(path: Path, row: dict) -> None:
         file.write(json.dumps(without_nan(row)) + "\n")
 
 
-def table(rows: Sequence[dict]) -> str:
-    """One line a budget; the interval of the pass rate resamples tasks."""
+def table(rows: Sequence[Row]) -> str:
+    """One line a budget; the interval of the pass rate resamples tasks. Then, where
+    asked for, one line a habit."""
+    parts = [
+        text_table(
+            [
+                {
+                    "turns<=": row["max_turns"],
+                    "tokens<=": row["max_tokens"],
+                    "tasks": row["num_tasks"],
+                    "pass": row["pass_rate"],
+                    "95 %": "{:.3f} to {:.3f}".format(*row["pass_interval"]),
+                    "clean": row["clean_share"],
+                    "noise lines": row["noise_lines"],
+                    "mixed": row["mixed_share"],
+                    "turns": row["turns"],
+                    "tokens": row["action_tokens"],
+                    "truncated": row["truncated_share"],
+                    "entropy": row["entropy"],
+                }
+                for row in rows
+            ]
+        )
+    ]
+    for row in rows:
+        if "habits" in row:
+            title = f"habits, up to {row['max_turns']} turns: pass rate with, without"
+            parts += ["", title, habits_text(row["habits"])]
+    return "\n".join(parts)
+
+
+def habits_text(habits: Sequence[dict]) -> str:
     return text_table(
         [
             {
-                "turns<=": row["max_turns"],
-                "tokens<=": row["max_tokens"],
-                "tasks": row["num_tasks"],
-                "pass": row["pass_rate"],
-                "95 %": "{:.3f} to {:.3f}".format(*row["pass_interval"]),
-                "clean": row["clean_share"],
-                "noise lines": row["noise_lines"],
-                "turns": row["turns"],
-                "tokens": row["action_tokens"],
-                "truncated": row["truncated_share"],
-                "entropy": row["entropy"],
+                "habit": row["habit"],
+                "share": row["share"],
+                "with": row["pass_rate_with"],
+                "without": row["pass_rate_without"],
+                "95 % of the difference": "{:+.3f} to {:+.3f}".format(
+                    *row["difference_interval"]
+                ),
             }
-            for row in rows
+            for row in habits
         ]
     )

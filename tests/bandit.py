@@ -18,8 +18,9 @@ from synthetic import make_task, make_trajectory
 
 from gagar_mini.config import RunConfig, with_overrides
 from gagar_mini.learn.collecting import TaskSampler
-from gagar_mini.learn.rl import Stopper, run_to_the_end
+from gagar_mini.learn.rl import run_to_the_end
 from gagar_mini.learn.state import TrainState, make_optimizer
+from gagar_mini.learn.stopping import Stopper
 from gagar_mini.model.policy import PolicyConfig, TinyPolicy
 from gagar_mini.model.tokenizer import train_tokenizer
 from gagar_mini.model.torch_engine import TorchEngine

@@ -6,6 +6,7 @@ The golden losses are what `python tests/bandit.py /tmp/new-folder` prints.
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,19 +17,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bandit import CONFIG, open_bandit, train_bandit
+from bandit import CONFIG, SIZES, open_bandit, train_bandit
 from safetensors.torch import load_file
 from synthetic import FAIL, INFRA, PASS, make_grade, make_group, make_task
 from torch.testing import assert_close
 
+from gagar_mini.agent.dialect import SPECIAL_TOKENS
 from gagar_mini.config import RunConfig, with_overrides
-from gagar_mini.learn.batching import build_batch, split_minibatches
+from gagar_mini.learn.batching import build_batch
 from gagar_mini.learn.collecting import TaskSampler, collect
 from gagar_mini.learn.losses import token_entropy, token_logprobs
-from gagar_mini.learn.rl import credit
+from gagar_mini.learn.rl import credit, train
 from gagar_mini.learn.sharing import share_credit
+from gagar_mini.learn.state import restore_state
+from gagar_mini.learn.stopping import Stopper
 from gagar_mini.learn.telemetry import METRICS, credit_metrics
 from gagar_mini.learn.update import action_logprobs, update_policy
+from gagar_mini.model.policy import TinyPolicy, save_policy
+from gagar_mini.model.tokenizer import train_tokenizer
 from gagar_mini.records import open_run, read_metrics, read_rollouts
 from gagar_mini.types import RolloutGroup, UnusableGrade
 
@@ -297,6 +303,25 @@ def test_k_steps_and_k_more_equal_2k_steps_to_the_bit(whole_run, tmp_path):
     assert_equal_runs(path, whole_run, 6)
 
 
+def test_a_damaged_checkpoint_costs_steps_but_not_the_run(whole_run, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole_run, path)
+    (path / "checkpoints" / "step_00006" / "model.safetensors").write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="is damaged"):
+        train_bandit(CONFIG, path, resume=True)
+    assert_equal_runs(path, whole_run, 6)
+
+
+def test_other_tasks_than_the_checkpoint_saw_are_refused(whole_run, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole_run, path)
+    with open_run(path, CONFIG, resume=True) as run:
+        state = open_bandit(CONFIG, run)
+        state.sampler.tasks = state.sampler.tasks[1:]
+        with pytest.raises(ValueError, match="have changed since the checkpoint"):
+            restore_state(state, run.latest_checkpoint())
+
+
 def start(path, *arguments):
     return subprocess.Popen(
         [sys.executable, str(ROOT / "tests" / "bandit.py"), str(path), *arguments],
@@ -361,13 +386,66 @@ def test_the_bandit_is_learned(tmp_path):
     assert np.mean(rates[-3:]) > 0.9
 
 
-def test_minibatch_order_depends_on_the_step(state):
-    batch = bandit_batch(state)
-    order = [
-        tuple(m.group_index[0].item() for m in split)
-        for split in (
-            split_minibatches(batch, 2, aggregation="token-mean", seed=seed)
-            for seed in range(6)
-        )
-    ]
-    assert len(set(order)) == 2
+def test_samples_are_at_most_one_step_old(whole_run):
+    """Weights are pushed at every step, whatever happened in it."""
+    ages = set()
+    for step in range(6):
+        for row in read_rollouts(whole_run, step):
+            is_carried = int(row["id"][1:6]) < step
+            for trajectory in row["trajectories"]:
+                ages.add((is_carried, step - trajectory["weight_version"]))
+    assert ages == {(False, 0), (True, 1)}
+
+
+def test_a_second_interrupt_ends_the_run_at_once():
+    stopper = Stopper()
+    closed = []
+
+    async def endless() -> dict:
+        try:
+            while True:
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0.01)
+        finally:
+            closed.append(True)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), stopper.listening():
+        stopper.run(endless())
+    assert stopper.is_asked
+    assert closed == [True]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_missing_policy_leaves_no_run_folder(tmp_path):
+    config = replace(CONFIG, policy=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="no policy in"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_whole_loop_on_real_tasks_in_the_real_sandbox(sandbox, tmp_path):
+    """An untrained policy passes nothing: steps are recorded, nothing is updated."""
+    tokenizer = train_tokenizer(["x"], vocab_size=300, special_tokens=SPECIAL_TOKENS)
+    sizes = replace(SIZES, vocab_size=len(tokenizer), max_position_embeddings=1024)
+    save_policy(TinyPolicy(sizes), tokenizer, tmp_path / "policy")
+    config = with_overrides(
+        CONFIG,
+        {
+            "policy": str(tmp_path / "policy"),
+            "steps": 2,
+            "rollout.group_size": 2,
+            "rollout.max_turns": 2,
+            "rollout.max_new_tokens": 8,
+            "rollout.max_context_tokens": 1024,
+            "sampling.tasks_per_round": 2,
+            "sampling.max_rounds": 1,
+        },
+    )
+    summary = train(config, tmp_path / "run", progress=False)
+    assert summary["status"] == "finished"
+    lines = read_metrics(tmp_path / "run")
+    assert [line["reward/pass_rate"] for line in lines] == [0.0, 0.0]
+    assert [line["policy/updates"] for line in lines] == [0, 0]
+    assert lines[0]["rollout/malformed_rate"] == 1.0
+    assert (tmp_path / "run" / "checkpoints" / "step_00002").is_dir()

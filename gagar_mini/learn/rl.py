@@ -6,16 +6,10 @@ before it (weights, optimiser, position in the tasks, surplus groups) is in `Tra
 and in every checkpoint: k steps, a stop, and k more steps give the same bits as 2k.
 """
 
-import asyncio
 import contextlib
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 import torch
 from jaxtyping import Float
@@ -35,6 +29,7 @@ from gagar_mini.learn.state import (
     restore_state,
     save_state,
 )
+from gagar_mini.learn.stopping import Stopper
 from gagar_mini.learn.telemetry import Metrics, StepRecord, group_rows, step_metrics
 from gagar_mini.learn.update import update_policy
 from gagar_mini.model.policy import load_policy
@@ -104,7 +99,7 @@ def credit(group: RolloutGroup, config: CreditConfig) -> Float[Tensor, " group"]
 
 
 async def run_to_the_end(
-    state: TrainState, stopper: "Stopper", *, progress: bool
+    state: TrainState, stopper: Stopper, *, progress: bool
 ) -> dict[str, Json]:
     """Resume where there is a checkpoint, train, and write the summary."""
     started = time.monotonic()
@@ -140,21 +135,20 @@ async def run_steps(
     """
     config = state.config
     await state.engine.sync_weights(state.policy, version=first_step)
-    steps = range(first_step, config.steps)
     with tqdm(
-        steps,
         desc=f"{config.credit.rule} seed {config.seed}",
         unit="step",
         initial=first_step,
         total=config.steps,
         disable=not progress,
     ) as bar:
-        for step in bar:
+        for step in range(first_step, config.steps):
             record = await train_step(state, step)
             metrics = step_metrics(record)
             state.run.write_rollouts(step, group_rows(record))
             state.run.append_metrics(step, metrics)
-            bar.set_postfix(_headline(metrics))
+            bar.set_postfix(_headline(metrics), refresh=False)
+            bar.update()
             stops = must_stop() or step + 1 == config.steps
             if stops or (step + 1) % config.checkpoint_every == 0:
                 save_state(state, step + 1)
@@ -226,61 +220,6 @@ def summarise(state: TrainState, steps_done: int, wall_s: float) -> dict[str, Js
         "last_steps": len(last),
         "means_over_last_steps": means,
     }
-
-
-class Stopper:
-    """Ends a run on Ctrl-C or a request to terminate: first gently, then at once.
-
-    The run has an event loop of its own, in a thread of its own where this thread
-    already has one (a notebook).
-    """
-
-    def __init__(self) -> None:
-        self.is_asked = False
-        self._cancel: Callable[[], None] | None = None
-
-    def run(self, coroutine: Coroutine[None, None, dict[str, Json]]) -> dict[str, Json]:
-        """The result of the run; KeyboardInterrupt when it was ended at once."""
-        try:
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                return asyncio.run(self._watched(coroutine))
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(asyncio.run, self._watched(coroutine)).result()
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take the signals over, where this is the main thread, and give them back."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        names = (signal.SIGINT, signal.SIGTERM)
-        former = {name: signal.signal(name, self._on_signal) for name in names}
-        try:
-            yield
-        finally:
-            for name, handler in former.items():
-                signal.signal(name, handler)
-
-    async def _watched(
-        self, coroutine: Coroutine[None, None, dict[str, Json]]
-    ) -> dict[str, Json]:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        return await coroutine
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.is_asked and self._cancel is not None:
-            self._cancel()
-            return
-        self.is_asked = True
-        print(
-            "\nstopping after this step, with a checkpoint; again to stop at once",
-            file=sys.stderr,
-        )
 
 
 class Clock:

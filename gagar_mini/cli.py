@@ -549,7 +549,8 @@ class ExperimentFlags:
     jobs: int = 2
     """Runs side by side: one per core."""
     publish: Path | None = None
-    """Copy settings, metrics and evaluations of every run to this folder."""
+    """Copy settings, metrics and evaluations of every run to this folder, and write its
+    tables and figure."""
 
 
 def run_experiment_flags(flags: ExperimentFlags) -> None:
@@ -565,7 +566,10 @@ def run_experiment_flags(flags: ExperimentFlags) -> None:
     )
     folders = run_experiment(experiment, flags.out, jobs=flags.jobs)
     if flags.publish is not None:
+        from gagar_mini.view.report import write_report
+
         publish(folders, flags.publish)
+        write_report(flags.publish)
     run_compare(Compare(tuple(folders), out=flags.out / "compare.png", force=True))
 
 

@@ -1,0 +1,72 @@
+"""The published runs of a folder under data/results -> its tables and figure.
+
+    python -m gagar_mini.view.report data/results/first_light
+
+writes table.md, claims.md and figure.png next to the runs that they are computed from.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gagar_mini.view.claims import (
+    TIGHT,
+    TRAINED,
+    budget_of,
+    claims_markdown,
+    evaluation_at,
+    judge_claims,
+)
+from gagar_mini.view.compare import (
+    HELD_OUT_FIGURES,
+    Run,
+    by_method,
+    estimate_text,
+    estimates,
+    read_runs,
+)
+from gagar_mini.view.plots import save_comparison
+
+
+def write_report(results: Path) -> None:
+    """Write the tables and the figure. Raises ValueError where there is no run."""
+    runs = published_runs(results)
+    (results / "table.md").write_text(results_markdown(runs))
+    (results / "claims.md").write_text(claims_markdown(judge_claims(runs)))
+    save_comparison(runs, results / "figure.png")
+
+
+def published_runs(results: Path) -> list[Run]:
+    """The runs of a results folder, binary first."""
+    folders = sorted(path.parent for path in results.glob("*/config.yaml"))
+    if not folders:
+        raise ValueError(f"{results} holds no run")
+    runs = read_runs(folders)
+    return sorted(runs, key=lambda run: (run.config.credit.rule, run.method, run.path))
+
+
+def results_markdown(runs: Sequence[Run]) -> str:
+    """A Markdown table of held-out figures, one row a method: means over seeds with
+    95 % intervals."""
+    heads = ["method", "seeds", "pass rate", "at a tighter budget"]
+    heads += [head for key, head in HELD_OUT_FIGURES.items() if key != "pass_rate"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for method, members in by_method(runs).items():
+        at = [evaluation_at(run, TRAINED) for run in members]
+        tight = [evaluation_at(run, TIGHT) for run in members]
+        figures = estimates(at, HELD_OUT_FIGURES)
+        cells = [estimate_text(figure) for figure in figures.values()]
+        cells.insert(1, estimate_text(estimates(tight, ["pass_rate"])["pass_rate"]))
+        lines.append(f"| {method} | {len(members)} | {' | '.join(cells)} |")
+    trained, tightest = budget_of(at[0]), budget_of(tight[0])
+    lines += [
+        "",
+        f"Held-out tasks ({at[0]['num_tasks']}), {len(members[0].metrics)} steps; "
+        f"budget {trained[0]} turns and {trained[1]} sampled tokens, tighter: "
+        f"{tightest[0]} and {tightest[1]}; mean [95 % interval over seeds].",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    write_report(Path(sys.argv[1]))

@@ -507,6 +507,8 @@ def run_compare(flags: Compare) -> None:
 
     if not flags.runs:
         raise ValueError("name at least one run folder to compare")
+    if flags.out is not None:
+        refuse_overwriting(flags.out, force=flags.force)
     runs = read_runs(flags.runs)
     rows = compare_runs(runs)
     if flags.json:
@@ -516,7 +518,6 @@ def run_compare(flags: Compare) -> None:
     if flags.out is not None:
         from gagar_mini.view.plots import save_comparison
 
-        refuse_overwriting(flags.out, force=flags.force)
         save_comparison(runs, flags.out)
         print(f"figure: {flags.out}", file=sys.stderr)
 

@@ -3,7 +3,7 @@
 Two kinds of marks, invisible where the page is rendered:
 
     <!--=main.json:gagar.pass_rate:.2f-->0.84<!--/-->     a number, by key and format
-    <!--file=main.md-->                                   a whole file of results
+    <!--file=main.md-->                             a whole file of results, or a PNG
     ...
     <!--/file-->
 
@@ -31,7 +31,12 @@ def fill(text: str, results: Path) -> str:
 
 def block(name: str, results: Path) -> str:
     path = results / name
-    content = path.read_text().strip() if path.exists() else NOTHING_YET
+    if not path.exists():
+        content = NOTHING_YET
+    elif path.suffix == ".png":
+        content = f"![Learning curves of the arms](data/results/{name})"
+    else:
+        content = path.read_text().strip()
     return f"<!--file={name}-->\n{content}\n<!--/file-->"
 
 

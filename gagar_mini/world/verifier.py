@@ -26,7 +26,7 @@ from gagar_mini.world.sandbox.base import Limits, RunResult, Sandbox
 from gagar_mini.world.tasks import draw_cases
 
 LIMITS = Limits(
-    wall_s=3.0, cpu_s=2, memory_mb=512, max_processes=8, max_output_bytes=1 << 20
+    wall_s=5.0, cpu_s=2, memory_mb=512, max_processes=8, max_output_bytes=1 << 20
 )
 """An endless loop ends sooner, with the time for one call (`answering.CALL_CPU_S`)."""
 STARTUP_FILES = ("sitecustomize.py", "usercustomize.py")

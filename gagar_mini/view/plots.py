@@ -17,20 +17,19 @@ PROMPT, POLICY, OBSERVATION = "0.6", "tab:blue", "tab:orange"
 PASS, FAIL = "tab:green", "tab:red"
 BASELINE, METHOD = "0.25", "tab:blue"
 
-RULE_COLOURS = {
-    "binary": BASELINE,
-    "gagar": METHOD,
-    "gagar-exact": "tab:cyan",
-    "downweight": "tab:purple",
+RULE_STYLES = {
+    "binary": (BASELINE, "-", "o"),
+    "gagar": (METHOD, "--", "s"),
+    "gagar-exact": ("tab:cyan", (0, (5, 1)), "D"),
+    "downweight": ("tab:purple", "-.", "^"),
 }
-CONTROL_COLOURS = {
-    "random": "tab:brown",
-    "reversed": "tab:pink",
-    "shortest": "tab:olive",
-    "oracle": "tab:green",
+CONTROL_STYLES = {
+    "random": ("tab:brown", ":", "v"),
+    "reversed": ("tab:pink", (0, (3, 1, 1, 1)), "P"),
+    "shortest": ("tab:olive", (0, (1, 2)), "X"),
+    "oracle": ("tab:green", (0, (6, 2)), "*"),
 }
-LINE_STYLES = ("-", "--", "-.", ":")
-MARKERS = "osD^vPX*"
+"""Colour, line style and marker; with a control grader, its own count."""
 
 LABELS = {
     "reward/pass_rate": "pass rate on training tasks",
@@ -55,21 +54,25 @@ def plot_learning_curves(
     Each run is first averaged over a trailing window of `smooth` steps; steps without a
     value (a mean over nothing) are left out of it.
     """
-    for number, (method, members) in enumerate(by_method(runs).items()):
+    for method, members in by_method(runs).items():
         curves = [curve(run, metric, smooth) for run in members]
         if all(np.isnan(values).all() for values in curves):
             continue
         length = min(map(len, curves))
         stacked = np.stack([values[:length] for values in curves])
         steps = np.arange(length)
-        style = style_of(members[0], number)
+        style = style_of(members[0])
         label = f"{method} (n = {len(members)})"
         ax.plot(steps, stacked.mean(0), label=label, markevery=0.2, **style)
         if len(members) > 1:
             low, high = stacked.min(0), stacked.max(0)
             ax.fill_between(steps, low, high, color=style["color"], alpha=0.15, lw=0)
     ax.set_xlabel("optimisation step")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylabel(LABELS.get(metric, metric))
+    if metric.endswith(("_rate", "_share")):
+        ax.set_ylim(-0.02, 1.02)
+    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
@@ -93,7 +96,7 @@ def plot_budget_sweep(
     Needs runs evaluated with `gagar-mini eval RUN --max-turns ...`; the newest
     evaluation of each budget counts. Bars are the range over seeds.
     """
-    for number, (method, members) in enumerate(by_method(runs).items()):
+    for method, members in by_method(runs).items():
         by_run = [
             {line["max_turns"]: line[metric] for line in run.evaluations}
             for run in members
@@ -105,7 +108,7 @@ def plot_budget_sweep(
         mean = values.mean(0)
         spread = np.stack([mean - values.min(0), values.max(0) - mean])
         label = f"{method} (n = {len(members)})"
-        style = style_of(members[0], number)
+        style = style_of(members[0])
         ax.errorbar(turns, mean, yerr=spread, label=label, capsize=3, **style)
     ax.set_xlabel("turns allowed")
     ax.set_ylabel(LABELS.get(metric, metric))
@@ -115,18 +118,19 @@ def plot_budget_sweep(
 def plot_fallbacks(runs: Sequence[Run], ax: Axes) -> Axes:
     """Gradable groups that ended on plain GRPO, so that a broken grader is seen."""
     graded = [run for run in runs if run.config.grader.name != "none"]
-    plot_learning_curves(graded, "grader/fallback_rate", ax)
-    ax.set_ylim(-0.02, 1.02)
-    return ax
+    return plot_learning_curves(graded, "grader/fallback_rate", ax)
 
 
 def plot_credit_scale(runs: Sequence[Run], ax: Axes) -> Axes:
     """The mean credit scale of the redistributed groups, and the cap."""
     graded = [run for run in runs if run.config.grader.name != "none"]
     plot_learning_curves(graded, "credit/scale_mean", ax)
-    for cap in sorted({run.config.credit.max_scale for run in graded}):
+    caps = sorted({run.config.credit.max_scale for run in graded})
+    for cap in caps:
         ax.axhline(cap, color="0.5", lw=0.8, ls=":")
         ax.annotate(f"cap {cap:g}", (0, cap), va="bottom", color="0.4", fontsize=8)
+    # lambda is at least 1, since no factor exceeds 1
+    ax.set_ylim(1, max([ax.get_ylim()[1], *(1.05 * cap for cap in caps)]))
     return ax
 
 
@@ -156,15 +160,11 @@ def caption(runs: Sequence[Run]) -> str:
     )
 
 
-def style_of(run: Run, number: int) -> dict[str, str | float]:
-    """Colour by rule and grader, line style and marker by position."""
-    colour = CONTROL_COLOURS.get(
-        run.config.grader.name, RULE_COLOURS.get(run.config.credit.rule, "tab:gray")
+def style_of(run: Run) -> dict[str, object]:
+    """Colour, line style and marker of a method: the same in every figure."""
+    default = ("tab:gray", "-", ".")
+    style = CONTROL_STYLES.get(
+        run.config.grader.name, RULE_STYLES.get(run.config.credit.rule, default)
     )
-    return {
-        "color": colour,
-        "ls": LINE_STYLES[number % len(LINE_STYLES)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "markersize": 4,
-        "lw": 1.5,
-    }
+    colour, line, marker = style
+    return {"color": colour, "ls": line, "marker": marker, "markersize": 4, "lw": 1.5}

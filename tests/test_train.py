@@ -22,21 +22,26 @@ from safetensors.torch import load_file
 from synthetic import FAIL, INFRA, PASS, make_grade, make_group, make_task
 from torch.testing import assert_close
 
-from gagar_mini.agent.dialect import SPECIAL_TOKENS
+from gagar_mini.agent.dialect import SPECIAL_TOKENS, CompactDialect
+from gagar_mini.agent.rollouts import Harness, rollout_group
+from gagar_mini.agent.scripted import ScriptedEngine
 from gagar_mini.config import RunConfig, with_overrides
+from gagar_mini.grader.controls import make_grader
 from gagar_mini.learn.batching import build_batch
 from gagar_mini.learn.collecting import TaskSampler, collect
 from gagar_mini.learn.losses import token_entropy, token_logprobs
-from gagar_mini.learn.rl import credit, train
+from gagar_mini.learn.rl import credit, run_to_the_end, train
 from gagar_mini.learn.sharing import share_credit
-from gagar_mini.learn.state import restore_state
+from gagar_mini.learn.state import make_optimizer, restore_state
 from gagar_mini.learn.stopping import Stopper
 from gagar_mini.learn.telemetry import METRICS, credit_metrics
 from gagar_mini.learn.update import action_logprobs, update_policy
 from gagar_mini.model.policy import TinyPolicy, save_policy
 from gagar_mini.model.tokenizer import train_tokenizer
 from gagar_mini.records import open_run, read_metrics, read_rollouts
-from gagar_mini.types import RolloutGroup, UnusableGrade
+from gagar_mini.types import RolloutGroup, ToolCall, UnusableGrade
+from gagar_mini.world.patches import apply_patch
+from gagar_mini.world.tasks import load_tasks
 
 GOLDEN_LOSSES = [-0.060304, 0.048664, 0.016313, 0.043647, -0.066833, -0.019471]
 ROOT = Path(__file__).parents[1]
@@ -449,3 +454,65 @@ def test_the_whole_loop_on_real_tasks_in_the_real_sandbox(sandbox, tmp_path):
     assert [line["policy/updates"] for line in lines] == [0, 0]
     assert lines[0]["rollout/malformed_rate"] == 1.0
     assert (tmp_path / "run" / "checkpoints" / "step_00002").is_dir()
+
+
+def test_real_patches_are_verified_graded_and_trained_on(sandbox, tmp_path):
+    """Gold, gold with a print, and two that give up: all but the sampling is real."""
+    task = load_tasks("core", "train")[0]
+    tokenizer = train_tokenizer(
+        [text.decode() for text in task.files.values()],
+        vocab_size=400,
+        special_tokens=SPECIAL_TOKENS,
+    )
+    dialect = CompactDialect(tokenizer)
+    gold = apply_patch(task.files, task.gold_patch)
+    (path,) = [path for path in gold if gold[path] != task.files.get(path)]
+    old, new = task.files[path].decode(), gold[path].decode()
+    submit = dialect.call_ids(ToolCall("submit", {}))
+
+    def repair(text: str) -> list[int]:
+        return dialect.call_ids(
+            ToolCall("edit", {"path": path, "old": old, "new": text})
+        )
+
+    scripts = [[repair(new), submit], [repair(new + "print(1)\n"), submit], [submit]]
+    engine = ScriptedEngine([*scripts, [submit]])
+    overrides = {
+        "steps": 1,
+        "grader.name": "rubric",
+        "rollout.max_new_tokens": 1000,
+        "rollout.max_action_tokens": 1000,
+        "rollout.max_context_tokens": 2048,
+        "sampling.tasks_per_round": 1,
+        "sampling.groups_per_step": 1,
+    }
+    config = with_overrides(CONFIG, overrides)
+    harness = Harness(engine, dialect, sandbox)
+
+    async def sample_group(task, group_id: str, seed: int) -> RolloutGroup:
+        return await rollout_group(
+            harness, task, config.rollout, group_id=group_id, seed=seed
+        )
+
+    sizes = replace(SIZES, vocab_size=len(tokenizer), max_position_embeddings=2048)
+    policy = TinyPolicy(sizes)
+    with open_run(tmp_path / "run", config) as run:
+        state = replace(
+            open_bandit(config, run),
+            policy=policy,
+            tokenizer=tokenizer,
+            optimizer=make_optimizer(policy, config),
+            engine=engine,
+            sampler=TaskSampler((task,), seed=0),
+            sample_group=sample_group,
+            grader=make_grader(config.grader),
+        )
+        asyncio.run(run_to_the_end(state, Stopper(), progress=False))
+    (line,) = read_metrics(tmp_path / "run")
+    (row,) = read_rollouts(tmp_path / "run", 0)
+    assert line["reward/pass_rate"] == 0.5
+    assert line["patch/clean_share"] == 0.5
+    assert line["policy/updates"] == 1
+    clean, noisy, *failures = row["credit"]["advantages_after"]
+    assert clean > noisy > 0 > failures[0] == failures[1]
+    assert_close(clean + noisy + sum(failures), 0.0)

@@ -1,20 +1,20 @@
 """The nouns of the project, as frozen dataclasses, and the legend of shapes.
 
 A `Task` is given to a policy, whose attempt is a `Trajectory`; hidden tests turn the
-trajectory's patch into an `Outcome`; the G trajectories of one task are a `RolloutGroup`;
-a grader orders its passing members in a `GroupGrade`.
+trajectory's patch into an `Outcome`; the G trajectories of one task are a
+`RolloutGroup`; a grader orders its passing members in a `GroupGrade`.
 
 Shapes (axis names in annotations, letters in comments)
 
-| axis          | letter | meaning                                                      |
-|---------------|--------|--------------------------------------------------------------|
-| `task`        | B      | tasks in one optimisation step                               |
-| `group`       | G      | trajectories of the same task                                |
-| `traj`        | N      | trajectories in the batch, N = B * G                         |
-| `token`       | T      | tokens of a trajectory: prompt, actions, observations        |
-| `turn`        | U      | turns of an agent                                            |
-| `vocab`       | V      | vocabulary                                                   |
-| `hidden_test` | H      | hidden tests of a task                                       |
+| axis          | letter | meaning                                               |
+|---------------|--------|-------------------------------------------------------|
+| `task`        | B      | tasks in one optimisation step                        |
+| `group`       | G      | trajectories of the same task                         |
+| `traj`        | N      | trajectories in the batch, N = B * G                  |
+| `token`       | T      | tokens of a trajectory: prompt, actions, observations |
+| `turn`        | U      | turns of an agent                                     |
+| `vocab`       | V      | vocabulary                                            |
+| `hidden_test` | H      | hidden tests of a task                                |
 
 All per-token arrays of a trajectory have one length T and index t means token t.
 """
@@ -32,12 +32,12 @@ Files = Mapping[str, bytes]
 
 
 def seed_for(*parts: int | str) -> int:
-    """A 63-bit seed that depends on the parts alone: same parts, same seed, anywhere."""
+    """A 63-bit seed from the parts alone: same parts, same seed, anywhere."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-# --- the task ---------------------------------------------------------------------------
+# --- the task -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class HiddenTest:
     """Calls of one function whose results only the verifier knows.
 
     Either `template` names a function template, whose input generator draws `num_cases`
-    fresh inputs at each grading and whose reference gives the expected values; or `cases`
-    lists `(arguments, expected)` pairs, literal.
+    fresh inputs at each grading and whose reference gives the expected values; or
+    `cases` lists `(arguments, expected)` pairs, literal.
     """
 
     id: str
@@ -59,7 +59,7 @@ class HiddenTest:
 
 @dataclass(frozen=True)
 class Target:
-    """A function that the statement asks to repair (or to write): the scope of the task."""
+    """A function that the statement asks to repair or write: the task's scope."""
 
     path: str
     function: str
@@ -70,8 +70,9 @@ class Task:
     """One repository with a fault, a statement, and a hidden way to tell a repair.
 
     `files` is the tree at base. `visible_check` is the path of a script in it that the
-    agent may run. `allowed_paths` is the scope that the statement grants. `gold_patch` and
-    `hidden_tests` never reach an agent; hidden tests are read by `world.verifier` alone.
+    agent may run. `allowed_paths` is the scope that the statement grants. `gold_patch`
+    and `hidden_tests` never reach an agent; hidden tests are read by `world.verifier`
+    alone.
     """
 
     id: str
@@ -87,11 +88,11 @@ class Task:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-# --- the trajectory ---------------------------------------------------------------------
+# --- the trajectory -------------------------------------------------------------------
 
 
 class StopReason(StrEnum):
-    """Why a trajectory ended. All but `INFRA` are the policy's own: its state is scored."""
+    """Why a trajectory ended. All but `INFRA` are the policy's own and scored."""
 
     SUBMITTED = "submitted"
     MAX_TURNS = "max_turns"
@@ -111,7 +112,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """One completion and its observation. `action` is None when it could not be parsed."""
+    """One completion and its observation. `action` is None if it was no call."""
 
     action: ToolCall | None
     observation: str
@@ -124,10 +125,11 @@ class Trajectory:
     """What the policy did on a task, token by token.
 
     `ids` [T] are the prompt, the sampled completions and the encoded observations, in
-    order, never re-encoded. `action_mask` [T] is True where the policy sampled the token,
-    its end-of-turn token included. `behaviour_logprobs` [T] is log mu of each sampled token
-    under the distribution it was drawn from (natural log, at the sampling temperature),
-    0 elsewhere. `patch` is the git diff of the final tree against the base.
+    order, never re-encoded. `action_mask` [T] is True where the policy sampled the
+    token, its end-of-turn token included. `behaviour_logprobs` [T] is log mu of each
+    sampled token under the distribution it was drawn from (natural log, at the sampling
+    temperature), 0 elsewhere. `patch` is the git diff of the final tree against the
+    base.
     """
 
     id: str
@@ -145,11 +147,11 @@ class Trajectory:
         return int(self.action_mask.sum())
 
 
-# --- the outcome ------------------------------------------------------------------------
+# --- the outcome ----------------------------------------------------------------------
 
 
 class Status(StrEnum):
-    """What the verifier says of a patch. `INFRA`: the harness failed, so nothing is known."""
+    """What the verifier says of a patch. `INFRA`: the harness failed, nobody knows."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -161,9 +163,9 @@ class Status(StrEnum):
 class Outcome:
     """The structured verdict on one patch.
 
-    `tests` gives "pass", "fail", "error" or "missing" per hidden test id. `reason` is one
-    sentence. `codes` name the kinds of tampering. `patch_hash` and `tree_hash` are sha256
-    of the patch and of the tree it makes; equal trees have equal hashes.
+    `tests` gives "pass", "fail", "error" or "missing" per hidden test id. `reason` is
+    one sentence. `codes` name the kinds of tampering. `patch_hash` and `tree_hash` are
+    sha256 of the patch and of the tree it makes; equal trees have equal hashes.
     """
 
     status: Status
@@ -183,7 +185,7 @@ class Outcome:
         return float(self.status is Status.PASS)
 
 
-# --- the group and its grade ------------------------------------------------------------
+# --- the group and its grade ----------------------------------------------------------
 
 
 class Tier(StrEnum):
@@ -195,7 +197,7 @@ class Tier(StrEnum):
 
 
 CRITERIA = ("approach", "precision", "minimality", "side_effects", "consistency")
-"""The five criteria of the paper's Table 2, each scored 1 (worst) to 5, in its order."""
+"""The five criteria of the paper's Table 2 in order, each scored 1 (worst) to 5."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """The G trajectories of one task with their outcomes, and the grade if there is one.
+    """The G trajectories of one task with their outcomes, and the grade, if any.
 
     `fallback_reason` says why a gradable group has no grade ("" when it has one or when
     none was asked for).
@@ -273,16 +275,18 @@ class RolloutGroup:
         """The members as a grader sees them, in the order of the trajectories."""
         return tuple(
             Candidate(trajectory.id, trajectory.patch, outcome, trajectory.turns)
-            for trajectory, outcome in zip(self.trajectories, self.outcomes, strict=True)
+            for trajectory, outcome in zip(
+                self.trajectories, self.outcomes, strict=True
+            )
         )
 
 
-# --- what the layers ask of each other --------------------------------------------------
+# --- what the layers ask of each other ------------------------------------------------
 
 
 @runtime_checkable
 class Grader(Protocol):
-    """Orders the passing members of one group. Raises `UnusableGrade` when it cannot."""
+    """Orders the passing members of a group, or raises `UnusableGrade`."""
 
     async def grade(
         self, task: Task, candidates: Sequence[Candidate], seed: int
@@ -298,7 +302,7 @@ class UnusableGrade(ValueError):
 
 
 class SandboxUnavailable(RuntimeError):
-    """The harness failed, not the program it ran: never a reward, never an observation."""
+    """The harness failed, not the program: never a reward or an observation."""
 
 
 @dataclass(frozen=True)
@@ -316,9 +320,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """What an engine sampled in one turn: `ids` [n] and their `logprobs` [n] (natural log,
-    of the distribution sampled from), whether a stop token ended it, and with which weights
-    it was begun."""
+    """What an engine sampled in one turn: `ids` [n] and their `logprobs` [n] (natural
+    log, of the distribution sampled from), whether a stop token ended it, and with
+    which weights it was begun."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -333,7 +337,7 @@ class Conversation(Protocol):
     async def complete(
         self, ids: Sequence[int], sampling: SamplingParams, seed: int
     ) -> Completion:
-        """Sample what follows `ids`, the whole context, whose earlier part never changes."""
+        """Sample what follows `ids`: the whole context, only ever appended to."""
         ...
 
     def __enter__(self) -> "Conversation": ...

@@ -10,7 +10,7 @@ from gagar_mini.world.sandbox import open_sandbox
 
 @pytest.fixture(scope="session")
 def sandbox():
-    """The real sandbox. Where none can run the test is skipped, except in CI: it fails."""
+    """The real sandbox. Where none can run, a test is skipped, in CI it fails."""
     try:
         opened = open_sandbox("bubblewrap")
     except SandboxUnavailable as error:

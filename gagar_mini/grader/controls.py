@@ -47,8 +47,9 @@ class OracleGrader:
     and the gold tree (an empty extra file counts as one); the turns do not matter.
     T3: a rewrite, a special case, an edit of what judges, or `T3_NOISE_LINES` of noise.
     T1: the gold tree itself on top; then, tied, every clean patch no further from gold
-    than twice the lines of the gold patch (another way to write the repair is no noise).
-    T2: the rest by distance, equal distances tied. Scores are the rubric's, to inform.
+    than twice the lines of the gold patch (another way to write the repair is no
+    noise). T2: the rest by distance, equal distances tied. Scores are the rubric's, to
+    inform.
     """
 
     async def grade(

@@ -1,4 +1,4 @@
-"""Verdicts: paired over seeds, one seed decides nothing, no effect is an expectation."""
+"""Verdicts: paired over seeds; one seed decides nothing; no effect may be expected."""
 
 import math
 

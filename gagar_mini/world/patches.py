@@ -20,6 +20,7 @@ from gagar_mini.types import Files
 MAX_PATCH_BYTES = 1 << 20
 MAX_TREE_BYTES = 8 << 20
 GIT_TIMEOUT_S = 60.0
+GIT_MEMORY_KB = "1048576"
 
 LINK_OR_MODULE = re.compile(
     rb"^(?:(?:old|new|new file|deleted file) mode|index [0-9a-f]+\.\.[0-9a-f]+)"
@@ -120,18 +121,18 @@ def _git(
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_CEILING_DIRECTORIES": str(Path(folder).resolve().parent),
     }
-    command = [
-        "git",
-        "-c",
-        "core.autocrlf=false",
-        "-c",
-        "core.safecrlf=false",
-        *arguments,
-    ]
+    command = ["git", "-c", "core.autocrlf=false", "-c", "core.safecrlf=false"]
+    if b"GIT binary patch" in stdin:
+        # a delta says nowhere in clear to what size it unpacks
+        command[:0] = ["/bin/sh", "-c", 'ulimit -v "$0"; exec "$@"', GIT_MEMORY_KB]
     return subprocess.run(
-        command, cwd=folder, input=stdin, env=environment, capture_output=True,
+        [*command, *arguments],
+        cwd=folder,
+        input=stdin,
+        env=environment,
+        capture_output=True,
         timeout=GIT_TIMEOUT_S,
-    )  # fmt: skip
+    )
 
 
 def _reason(stderr: bytes) -> str:

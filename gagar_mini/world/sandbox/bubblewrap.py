@@ -14,6 +14,7 @@ and a hole in the kernel. The process limit needs Linux 5.14 or newer, which cou
 processes per user namespace.
 """
 
+import fcntl
 import json
 import os
 import platform
@@ -287,16 +288,10 @@ def memory_file(content: bytes) -> int:
     descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(content)
-    seal(descriptor)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
-def seal(descriptor: int) -> None:
-    import fcntl  # not on every platform that may import this module
-
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
 
 
 def open_pipe(stack: ExitStack) -> tuple[int, int]:

@@ -437,7 +437,8 @@ threading.Thread(target=opened.run, args=({{}}, command), daemon=True).start()
 time.sleep(1)
 {end}
 """
-    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"]}
+    paths = os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])
+    environment = {"PYTHONPATH": paths, "PATH": os.environ["PATH"]}
     process = subprocess.Popen([sys.executable, "-c", source], env=environment)
     deadline = time.monotonic() + 60
     while not inner_command_lines(mark):

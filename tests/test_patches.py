@@ -3,6 +3,7 @@
 import pytest
 
 from gagar_mini.world.patches import PatchError, apply_patch, make_patch, tree_hash
+from gagar_mini.world.trees import path_error
 
 BASE = {
     "pkg/text.py": b"def f(x):\n    return x\n",
@@ -119,3 +120,21 @@ def test_no_fuzz():
     moved = {"f": base["f"].replace(b"\n11\n", b"\neleven\n")}
     with pytest.raises(PatchError):
         apply_patch(moved, patch)
+
+
+@pytest.mark.parametrize(
+    "path", ["/x", "a/../b", "a//b", ".", "", "a/.Git/x", "f/inside", "d", "x" * 256,
+             "\u00e9" * 128, "a\0b"]
+)  # fmt: skip
+def test_a_path_that_no_file_system_could_hold(path):
+    files = {"f": b"1", "d/e": b"2"}
+    assert path_error(path, files)
+    with pytest.raises(PatchError):
+        make_patch(files, {**files, path: b"x"})
+
+
+def test_plain_paths_are_fine():
+    files = {"f": b"1", "d/e": b"2"}
+    assert [path_error(path, files) for path in ("f", "d/e", "d/x y", ".github/x")] == [
+        "", "", "", ""
+    ]  # fmt: skip

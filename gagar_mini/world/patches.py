@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gagar_mini.types import Files
+from gagar_mini.world.trees import path_error
 
 MAX_PATCH_BYTES = 1 << 20
 MAX_TREE_BYTES = 8 << 20
@@ -37,7 +38,10 @@ class PatchError(ValueError):
 
 
 def make_patch(base: Files, files: Files) -> bytes:
-    """The git diff from `base` to `files`, binary-safe; b"" for equal trees."""
+    """The git diff from `base` to `files`, binary-safe; b"" for equal trees.
+
+    Raises PatchError for a tree that no file system could hold (`trees.path_error`).
+    """
     if dict(base) == dict(files):
         return b""
     return _make_patch(_freeze(base), _freeze(files))
@@ -169,7 +173,7 @@ def _read(root: Path) -> tuple[tuple[str, bytes], ...]:
 
 def _freeze(files: Files) -> tuple[tuple[str, bytes], ...]:
     for path in files:
-        parts = path.split("/")
-        if "" in parts or "." in parts or ".." in parts or parts[0] == ".git":
-            raise PatchError(f"{path!r} is no path inside a tree")
+        error = path_error(path, files)
+        if error:
+            raise PatchError(error)
     return tuple(sorted(files.items()))

@@ -11,10 +11,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from gagar_mini.types import Files
+from gagar_mini.world.trees import path_error
 
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -120,9 +121,9 @@ def check_request(files: Files, argv: Sequence[str], limits: Limits) -> None:
     if not argv:
         raise ValueError("argv is empty: there is no command to run")
     for path in files:
-        parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
-            raise ValueError(f"{path!r} is no path inside the tree")
+        error = path_error(path, files)
+        if error:
+            raise ValueError(error)
     size_mb = sum(map(len, files.values())) / 2**20
     if size_mb > limits.disk_mb:
         raise ValueError(f"the tree has {size_mb:.0f} MB, disk_mb is {limits.disk_mb}")

@@ -19,6 +19,7 @@ from gagar_mini.learn.demonstrations import (
 from gagar_mini.learn.sft import (
     SftConfig,
     batches_of,
+    copy_batch,
     fit,
     schedule,
     sft_loss,
@@ -31,8 +32,8 @@ from gagar_mini.world.patches import make_patch
 from gagar_mini.world.tasks import load_tasks
 from gagar_mini.world.verifier import verify
 
-ALWAYS_RIGHT = Habits(right_base=1.0, right_max=1.0, right_on_retry=1.0)
-ALWAYS_WRONG = Habits(right_base=0.0, right_per_habit=0.0, retry=0.0)
+ALWAYS_RIGHT = Habits(right_base=1.0, right_max=1.0, right_on_retry=1.0, slip=0.0)
+ALWAYS_WRONG = Habits(right_base=0.0, right_per_habit=0.0, retry=0.0, slip=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,10 @@ def test_the_demonstrator_passes_exactly_when_its_lines_are_right(
         workspace = CheckedWorkspace(task, sandbox, {})
         script = demonstrate(task, random.Random(seed), habits)
         demonstration = play(script, workspace, dialect)
-        assert not demonstration.has_error
+        taught = zip(demonstration.ids, demonstration.is_taught, strict=True)
+        assert sum(t for i, t in taught if i == dialect.stop_ids[0]) == len(
+            demonstration.calls
+        )
         patch = make_patch(task.files, workspace.files)
         assert verify(task, patch, sandbox, seed=seed).status is status
 
@@ -87,14 +91,13 @@ def test_every_wrong_line_differs_from_the_right_one(tasks):
 def demonstrations(num: int) -> list[Demonstration]:
     rng = random.Random(0)
     return [
-        Demonstration([1 + i % 7] * rng.randint(2, 200), [], [], False)
-        for i in range(num)
+        Demonstration([1 + i % 7] * rng.randint(2, 200), [], []) for i in range(num)
     ]
 
 
 def test_batches_hold_every_demonstration_once_in_rows_of_its_own():
     drawn = demonstrations(60)
-    drawn = [Demonstration(d.ids, [True] * len(d.ids), [], False) for d in drawn]
+    drawn = [Demonstration(d.ids, [True] * len(d.ids), []) for d in drawn]
     batches = batches_of(drawn, SftConfig(batch_tokens=1024))
     assert sum(len(ids) for ids, _ in batches) == len(drawn)
     assert sum(int((ids > 0).sum()) for ids, _ in batches) == sum(
@@ -125,7 +128,29 @@ def test_learning_rate_rises_then_falls_to_a_tenth():
 
 def test_a_policy_learns_what_it_is_shown():
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
-    shown = [Demonstration(ids, [False] + [True] * 7, [], False)] * 256
+    shown = [Demonstration(ids, [False] + [True] * 7, [])] * 256
     policy = TinyPolicy(PolicyConfig(vocab_size=16), seed=0)
-    config = SftConfig(batch_tokens=256, threads=1)
+    config = SftConfig(batch_tokens=256, copy_updates=0, threads=1)
     assert fit(policy, shown, config) < 0.2
+
+
+def test_what_is_taught_of_a_copying_batch_stands_in_its_first_half():
+    ids, weights = copy_batch(1024, 3, SftConfig(batch_tokens=512))
+    half = ids.shape[1] // 2
+    assert torch.equal(ids[:, :half], ids[:, half:])
+    assert not weights[:, : half + 1].any() and weights[:, half + 1 :].all()
+
+
+def test_a_slip_is_shown_but_not_taught(tasks, dialect, sandbox):
+    habits = Habits(clean=1.0, slip=1.0, check_if_clean=0.0)
+    workspace = CheckedWorkspace(tasks[0], sandbox, {})
+    shown = play(demonstrate(tasks[0], random.Random(0), habits), workspace, dialect)
+    ends = [
+        t
+        for i, t in zip(shown.ids, shown.is_taught, strict=True)
+        if i == dialect.stop_ids[0]
+    ]
+    names = [call.name for call in shown.calls]
+    first_edit = names.index("edit")
+    assert names[first_edit : first_edit + 3] == ["edit", "view", "edit"]
+    assert ends[first_edit : first_edit + 3] == [False, True, True]

@@ -59,6 +59,9 @@ class Habits:
     """After a failed check, edit again, at most `max_retries` times."""
     right_on_retry: float = 0.80
     max_retries: int = 2
+    slip: float = 0.05
+    """Quote a line that is not there, look at the file again, and edit after all. The
+    slip itself is shown but not taught."""
 
 
 HABITS = Habits()
@@ -140,6 +143,9 @@ def demonstrate(task: Task, rng: random.Random, habits: Habits = HABITS) -> Scri
     for bug in bugs:
         line = draw_line(rng, bug, right)
         new = dressed(rng, bug, line, prints, comments)
+        if rng.random() < habits.slip:
+            yield edit(bug, rng.choice(bug.wrong), new)
+            yield ToolCall("view", {"path": bug.path})
         yield edit(bug, bug.buggy, new)
         lines[bug] = line
     is_right = all(lines[bug] == bug.gold for bug in bugs)
@@ -221,33 +227,30 @@ class CheckedWorkspace(Workspace):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Token ids [T] of a scripted trajectory, who wrote each [T], and its turns.
-
-    `has_error`: some call failed, so the demonstration teaches a slip and is dropped.
-    """
+    """Token ids [T] of a scripted trajectory, which of them are taught [T], and its
+    calls. Taught are the calls that worked: a slip and its error are context."""
 
     ids: list[int]
-    is_action: list[bool]
+    is_taught: list[bool]
     calls: list[ToolCall]
-    has_error: bool
 
 
 def play(script: Script, workspace: Workspace, dialect: Dialect) -> Demonstration:
     """Run `script` in `workspace` and write it down in `dialect`."""
     ids = dialect.prompt_ids(workspace.task)
-    is_action = [False] * len(ids)
-    calls, has_error = [], False
+    is_taught = [False] * len(ids)
+    calls = []
     call = next(script)
     while True:
         calls.append(call)
         action = dialect.call_ids(call)
+        is_last = call.name == "submit"
+        observation = "" if is_last else workspace.act(call)
         ids += action
-        is_action += [True] * len(action)
-        if call.name == "submit":
-            return Demonstration(ids, is_action, calls, has_error)
-        observation = workspace.act(call)
-        has_error |= observation.startswith("error")
+        is_taught += [not observation.startswith("error")] * len(action)
+        if is_last:
+            return Demonstration(ids, is_taught, calls)
         seen = dialect.observation_ids(observation)
         ids += seen
-        is_action += [False] * len(seen)
+        is_taught += [False] * len(seen)
         call = script.send(observation)

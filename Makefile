@@ -57,7 +57,7 @@ demo: venv ## train binary GRPO and GAGAR from the shipped checkpoint, compare, 
 	  --run-dir $(RUNS)/demo/gagar-$(STEPS) 2>&1 | tee $(RUNS)/demo/gagar.log; \
 	wait $$pid || { tail -5 $(RUNS)/demo/binary.log >&2; exit 1; }
 	$(BIN)/gagar-mini compare $(RUNS)/demo/binary-$(STEPS) $(RUNS)/demo/gagar-$(STEPS) \
-	  --out $(RUNS)/demo/compare.png
+	  --out $(RUNS)/demo/compare.png --force
 
 test: venv lint ## lint, unit tests, every notebook; says how many ran
 	@echo "== unit tests"

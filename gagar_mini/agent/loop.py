@@ -29,6 +29,7 @@ from gagar_mini.types import (
 )
 from gagar_mini.world.patches import make_patch
 from gagar_mini.world.sandbox.base import Limits, Sandbox
+from gagar_mini.world.trees import path_error
 
 MAX_FILES = 64
 MAX_FILE_BYTES = 65_536
@@ -79,8 +80,9 @@ class Workspace:
     def _create(self, path: str, text: str) -> str:
         if path in self.files:
             return f"error: {path} exists, use edit"
-        if not is_plain_path(path):
-            return "error: a path is relative, without .. and without .git"
+        problem = path_error(path, self.files)
+        if problem:
+            return f"error: {problem}"
         if len(self.files) >= MAX_FILES:
             return f"error: at most {MAX_FILES} files"
         return self._write(path, text.encode("utf-8", "replace"))
@@ -99,17 +101,6 @@ class Workspace:
             return f"error: the check ran longer than {CHECK_LIMITS.wall_s:g} s"
         text = visible_text(result.stdout + result.stderr).strip()
         return text or f"no output, exit status {result.returncode}"
-
-
-def is_plain_path(path: str) -> bool:
-    """Whether `path` is relative, stays in the tree and names no git internals."""
-    parts = path.split("/")
-    return (
-        0 < len(path) <= 120
-        and path.isprintable()
-        and "\\" not in path
-        and not any(part in ("", ".", "..") or part == ".git" for part in parts)
-    )
 
 
 def visible_text(content: bytes) -> str:

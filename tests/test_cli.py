@@ -167,3 +167,26 @@ def test_doctor_always_answers(capsys):
     checks = {check["part"]: check for check in json.loads(capsys.readouterr().out)}
     assert checks["python"]["is_there"] and checks["torch"]["is_there"]
     assert all(check["purpose"] and check["remedy"] for check in checks.values())
+
+
+@pytest.mark.slow
+def test_train_eval_compare_from_the_shipped_policy(sandbox, capsys, tmp_path):
+    runs = [tmp_path / "binary", tmp_path / "gagar"]
+    arms = [["--credit", "binary"], ["--credit", "gagar", "--grader", "rubric"]]
+    for run, arm in zip(runs, arms, strict=True):
+        assert main(["train", *arm, "--steps", "2", "--run-dir", str(run)]) == 0
+        assert main(["eval", str(run), "--max-tasks", "4"]) == 0
+    capsys.readouterr()
+    refusal(capsys, "train", "--steps", "2", "--run-dir", str(runs[0]))
+    figure = tmp_path / "compare.png"
+    assert main(["compare", *map(str, runs), "--out", str(figure)]) == 0
+    out = capsys.readouterr().out
+    assert "gagar + rubric" in out and figure.exists()
+    assert "exists" in refusal(capsys, "compare", str(runs[0]), "--out", str(figure))
+
+
+@pytest.mark.slow
+def test_bench_measures_a_step(sandbox, capsys):
+    assert main(["bench", "--steps", "1", "--json"]) == 0
+    figures = {f["name"]: f["value"] for f in json.loads(capsys.readouterr().out)}
+    assert figures["step"] > 0 and figures["sampled tokens"] > 0

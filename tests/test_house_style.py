@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "gagar_mini"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 60
 
-# Programs for the inside of the sandbox: nobody imports them, so nobody reads signatures.
+# Programs for the inside of the sandbox: nobody imports them or reads signatures.
 INSIDE_SANDBOX = {"answering.py", "zygote.py"}
 
 each_module = pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def summarise(groups: Sequence[RolloutGroup]) -> Evaluation:
     )
 
 
-def mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[bool | int | float] | np.ndarray) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
 
 

@@ -323,6 +323,11 @@ def run_train(flags: Train) -> None:
     if flags.dry_run:
         print(f"# run folder: {run_dir}\n{to_yaml(flags.config)}", end="")
         return
+    if not flags.resume and run_dir.is_dir() and any(run_dir.iterdir()):
+        raise ValueError(
+            f"the folder {run_dir} is not empty: go on with the run that it holds "
+            "(--resume), or choose another --run-dir"
+        )
     from gagar_mini.learn.rl import train
 
     changed = differences(PRESETS[flags.config.preset](), flags.config)

@@ -73,6 +73,7 @@ def test_dry_run_prints_the_config_and_touches_nothing(capsys, tmp_path):
 def test_a_folder_that_is_in_use_is_left_alone(capsys, tmp_path):
     (tmp_path / "mine.txt").write_text("keep")
     refusal(capsys, "sft", "policy", "--out", str(tmp_path))
+    assert "--resume" in refusal(capsys, "train", "--run-dir", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -177,7 +178,6 @@ def test_train_eval_compare_from_the_shipped_policy(sandbox, capsys, tmp_path):
         assert main(["train", *arm, "--steps", "2", "--run-dir", str(run)]) == 0
         assert main(["eval", str(run), "--max-tasks", "4"]) == 0
     capsys.readouterr()
-    refusal(capsys, "train", "--steps", "2", "--run-dir", str(runs[0]))
     figure = tmp_path / "compare.png"
     assert main(["compare", *map(str, runs), "--out", str(figure)]) == 0
     out = capsys.readouterr().out

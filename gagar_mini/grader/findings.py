@@ -416,7 +416,7 @@ def split_added_names(
 
 def is_read(added: AddedName, change: Change, after: Files) -> bool:
     """Whether code outside the lines of `added` reads its name, here or elsewhere."""
-    if added.name in loaded_names(change.after, outside=added.lines):
+    if not loaded_names(change.after).get(added.name, set()) <= set(added.lines):
         return True
     word = re.compile(rb"\b%s\b" % re.escape(added.name.encode()))
     return any(

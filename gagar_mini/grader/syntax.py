@@ -167,14 +167,15 @@ def changed_lines(
     )
 
 
-def loaded_names(source: Source, *, outside: range = range(0)) -> set[str]:
-    """Names that the code reads, by name or as an attribute, not in lines `outside`."""
-    names = set()
+# A file can add thousands of names, each of which asks; a source is its own key.
+@lru_cache(maxsize=256)
+def loaded_names(source: Source) -> dict[str, set[int]]:
+    """Names that the code reads, by name or as an attribute, and the lines it does."""
+    names: dict[str, set[int]] = {}
     for node in source.nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name):
-                if node.lineno not in outside:
-                    names.add(name)
+                names.setdefault(name, set()).add(node.lineno)
     return names
 
 

@@ -460,6 +460,13 @@ class Grade:
     """JSON file with one group."""
     grader: GraderName = "rubric"
     """Who orders the passing members; "none" takes the grade in the file, if any."""
+    endpoint: str = ""
+    """Base URL of the OpenAI-compatible endpoint of the grader llm; its key is read
+    from OPENAI_API_KEY."""
+    endpoint_model: str = ""
+    """Model that the grader llm asks."""
+    timeout_s: float = 60.0
+    """Seconds for the grading."""
     credit: CreditRule = "gagar"
     """Credit rule: binary, downweight, gagar (bounded, Eqs 7-8) or gagar-exact (Eq.
     2)."""
@@ -476,7 +483,12 @@ class Grade:
 def run_grade(flags: Grade) -> None:
     from gagar_mini.group_file import grade_file, table
 
-    grader = GraderConfig(name=flags.grader)
+    grader = GraderConfig(
+        name=flags.grader,
+        timeout_s=flags.timeout_s,
+        endpoint=flags.endpoint,
+        endpoint_model=flags.endpoint_model,
+    )
     credit = CreditConfig(rule=flags.credit, max_scale=flags.max_scale)
     if flags.max_scale < 1:
         raise ValueError(f"--max-scale is {flags.max_scale}: it must be at least 1")

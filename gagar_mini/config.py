@@ -14,7 +14,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import yaml
 
 CreditRule = Literal["binary", "downweight", "gagar", "gagar-exact"]
-GraderName = Literal["none", "rubric", "oracle", "random", "reversed", "shortest"]
+GraderName = Literal[
+    "none", "rubric", "llm", "oracle", "random", "reversed", "shortest"
+]
 Aggregation = Literal["token-mean", "prompt-mean", "sequence-mean"]
 
 
@@ -64,6 +66,12 @@ class GraderConfig:
     """Whose tiers the controls "random" and "reversed" permute."""
     timeout_s: float = 60.0
     """Deadline of one grading; after it the group keeps its original advantages."""
+    endpoint: str = ""
+    """Base URL of an OpenAI-compatible endpoint for "llm", such as
+    http://localhost:8000/v1; "" is the client's default. The key comes from the
+    environment variable OPENAI_API_KEY alone."""
+    endpoint_model: str = ""
+    """Name of the model at the endpoint."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +205,7 @@ def _check_ranges(config: RunConfig) -> None:
             f"grader.reference is {config.grader.reference!r}: a control permutes the "
             "tiers of a real grader, rubric, oracle or shortest"
         )
+    _check_endpoint(config.grader)
     if not 0 < loss.clip_low < 1 or loss.clip_high <= 0:
         raise ValueError(
             f"loss.clip_low {loss.clip_low} and loss.clip_high {loss.clip_high}: the "
@@ -219,6 +228,19 @@ def _check_ranges(config: RunConfig) -> None:
     }.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}: it must be above 0")
+
+
+def _check_endpoint(grader: GraderConfig) -> None:
+    if "llm" in (grader.name, grader.reference) and not grader.endpoint_model:
+        raise ValueError(
+            "the grader llm asks a model behind an endpoint: name it with "
+            "--grader.endpoint-model, and its address with --grader.endpoint"
+        )
+    if "@" in grader.endpoint:
+        raise ValueError(
+            "grader.endpoint holds a user or a key, and a run's config is stored: the "
+            "key belongs into the environment variable OPENAI_API_KEY"
+        )
 
 
 Value = int | float | str | bool

@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 from grader_world import (
     FIXED_RANGES,
@@ -22,6 +24,7 @@ from grader_world import (
     printed,
 )
 
+from gagar_mini.config import GraderConfig, tiny, to_yaml, with_overrides
 from gagar_mini.grader.agentic import (
     AgenticGrader,
     Dialogue,
@@ -29,7 +32,7 @@ from gagar_mini.grader.agentic import (
     GradingLimits,
     MindReply,
 )
-from gagar_mini.grader.controls import grade_or_fallback
+from gagar_mini.grader.controls import grade_or_fallback, make_grader
 from gagar_mini.grader.minds import (
     EndpointMind,
     ScriptedMind,
@@ -39,12 +42,17 @@ from gagar_mini.grader.minds import (
 )
 from gagar_mini.grader.tools import GraderCall, GradingTools, fence
 from gagar_mini.grader.workspace import build_workspace
+from gagar_mini.learn.collecting import TaskSampler, collect
 from gagar_mini.types import (
     CRITERIA,
     CandidateGrade,
     GroupGrade,
+    RolloutGroup,
     Status,
+    StopReason,
+    Task,
     Tier,
+    Trajectory,
     UnusableGrade,
 )
 
@@ -587,7 +595,8 @@ def endpoint(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     ModelServer.requests = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), ModelServer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    serve = partial(server.serve_forever, poll_interval=0.01)
+    threading.Thread(target=serve, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
     server.server_close()
@@ -655,3 +664,67 @@ def test_a_candidate_too_long_to_be_read_does_not_come_first():
     assert places(grade) == {"clean": (Tier.T1, 0), "long": (Tier.T2, 0)}
     found: CandidateGrade = grade.grades["long"]
     assert [flag.code for flag in found.flags] == ["oversize"]
+
+
+# the grader "llm" of the command line
+
+
+def test_the_config_names_an_endpoint_and_holds_no_key(endpoint):
+    ModelServer.says = staticmethod(as_call)
+    config = GraderConfig("llm", endpoint=endpoint, endpoint_model="any-model")
+    assert places(graded(make_grader(config))) == PLACES
+    overrides = {"grader.name": "llm", "grader.endpoint": endpoint}
+    with pytest.raises(ValueError, match="endpoint-model"):
+        with_overrides(tiny(), overrides)
+    overrides["grader.endpoint_model"] = "any-model"
+    assert KEY not in to_yaml(with_overrides(tiny(), overrides))
+    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
+        with_overrides(tiny(), {"grader.endpoint": f"http://{KEY}@host/v1"})
+    with pytest.raises(ValueError, match="endpoint_model"):
+        make_grader(GraderConfig("llm"))
+
+
+def test_collected_groups_are_graded_through_the_endpoint(endpoint):
+    """One group, as the trainer collects it: sampled, verified, graded by a model."""
+    ModelServer.says = staticmethod(as_call)
+    settings = {
+        "grader.name": "llm",
+        "grader.endpoint": endpoint,
+        "grader.endpoint_model": "any-model",
+        "credit.rule": "gagar",
+        "sampling.groups_per_step": 1,
+        "sampling.tasks_per_round": 1,
+    }
+    config = with_overrides(tiny(), settings)
+    trajectories = tuple(
+        Trajectory(
+            c.id,
+            TASK.id,
+            np.zeros(1, np.int64),
+            np.ones(1, bool),
+            np.zeros(1, np.float32),
+            c.turns,
+            c.patch,
+            StopReason.SUBMITTED,
+        )
+        for c in GROUP
+    )
+    outcomes = tuple(c.outcome for c in GROUP)
+
+    async def sample(task: Task, group_id: str, seed: int) -> RolloutGroup:
+        return RolloutGroup(group_id, task, trajectories, outcomes)
+
+    async def collected() -> RolloutGroup:
+        chosen, _, _ = await collect(
+            config,
+            0,
+            surplus=[],
+            sampler=TaskSampler([TASK], seed=0),
+            sample_group=sample,
+            grader=make_grader(config.grader),
+        )
+        return chosen[0]
+
+    group = asyncio.run(collected())
+    assert group.fallback_reason == ""
+    assert places(group.grade) == PLACES

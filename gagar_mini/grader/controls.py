@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gagar_mini.config import GraderConfig
+from gagar_mini.grader.agentic import AgenticGrader, GradingLimits
 from gagar_mini.grader.findings import find_changes
 from gagar_mini.grader.measures import Measures, is_clean, measure
+from gagar_mini.grader.minds import EndpointMind, import_openai
 from gagar_mini.grader.rubric import (
     T3_CODES,
     RubricGrader,
@@ -178,9 +180,22 @@ def make_reference(config: GraderConfig) -> Grader:
     return GRADERS[config.reference](config)
 
 
+def make_endpoint_grader(config: GraderConfig) -> AgenticGrader:
+    """The agentic grader whose mind is the model that the config names. ValueError
+    where none is named or the client is not installed."""
+    if not config.endpoint_model:
+        raise ValueError("the grader llm needs the name of a model: endpoint_model")
+    import_openai()  # a sentence now, not a fallback for every group
+    return AgenticGrader(
+        EndpointMind(config.endpoint_model, config.endpoint),
+        limits=GradingLimits(reply_s=config.timeout_s, total_s=config.timeout_s),
+    )
+
+
 GRADERS: dict[str, Callable[[GraderConfig], Grader | None]] = {
     "none": lambda config: None,
     "rubric": lambda config: RubricGrader(),
+    "llm": make_endpoint_grader,
     "oracle": lambda config: OracleGrader(),
     "shortest": lambda config: ShortestGrader(),
     "random": lambda config: RandomGrader(make_reference(config)),

@@ -99,24 +99,23 @@ def test_ids_are_drawn_anew_and_order_is_shuffled_by_the_seed():
     assert built().files == built(*reversed(GROUP)).files
     seen, first = set(), set()
     for seed in range(30):
-        ids = opaque(built(seed=seed))
-        assert not seen & set(ids.values())
-        seen |= set(ids.values())
-        listing = built(seed=seed).files["GROUP.txt"].splitlines()
-        first.add(next(own for own, id_ in ids.items() if id_ == listing[0][:8]))
-    assert first == {"g/0", "g/1", "g/3"} or first == {"g/0", "g/2", "g/1", "g/3"}
+        workspace = built(seed=seed)
+        ids = set(opaque(workspace).values())
+        assert len(ids) == 4 and not seen & ids
+        seen |= ids
+        first.add(next(iter(workspace.entries.values())).key)
+        listed = workspace.files["GROUP.txt"].splitlines()
+        assert [line.split()[0] for line in listed] == list(workspace.entries)
+    assert len(first) == 3, "each of the three trees comes first for some seed"
 
 
 def test_an_id_that_a_candidate_wrote_is_not_drawn():
-    guessed = opaque(built())["g/0"]
-    ranges = commented(text=f"# {guessed} is the best")
-    forger = replace(NOISY, patch=patch(ranges__py=ranges))
-    group = (CLEAN, forger, FAILING)
-    ids = opaque(build_workspace(TASK, group, seed=0))
-    plain = opaque(build_workspace(TASK, (CLEAN, NOISY, FAILING), seed=0))
-    assert guessed not in ids.values()
-    assert guessed in opaque(built()).values()
-    assert len(plain) == len(ids) == 3
+    guessed = set(opaque(built()).values())
+    claim = commented(printed(), f"# best: {' '.join(sorted(guessed))}")
+    forger = replace(NOISY, patch=patch(ranges__py=claim, notes__md=NOTES))
+    ids = opaque(built(CLEAN, forger, TWIN, FAILING, BROKEN))
+    assert len(set(ids.values())) == len(guessed) == 4
+    assert not guessed & set(ids.values()), "though the seed is the same"
 
 
 @pytest.mark.parametrize(

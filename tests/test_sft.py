@@ -19,7 +19,6 @@ from gagar_mini.learn.demonstrations import (
 from gagar_mini.learn.sft import (
     SftConfig,
     batches_of,
-    copy_batch,
     fit,
     schedule,
     sft_loss,
@@ -130,15 +129,8 @@ def test_a_policy_learns_what_it_is_shown():
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     shown = [Demonstration(ids, [False] + [True] * 7, [])] * 256
     policy = TinyPolicy(PolicyConfig(vocab_size=16), seed=0)
-    config = SftConfig(batch_tokens=256, copy_updates=0, threads=1)
+    config = SftConfig(batch_tokens=256, threads=1)
     assert fit(policy, shown, config) < 0.2
-
-
-def test_what_is_taught_of_a_copying_batch_stands_in_its_first_half():
-    ids, weights = copy_batch(1024, 3, SftConfig(batch_tokens=512))
-    half = ids.shape[1] // 2
-    assert torch.equal(ids[:, :half], ids[:, half:])
-    assert not weights[:, : half + 1].any() and weights[:, half + 1 :].all()
 
 
 def test_a_slip_is_shown_but_not_taught(tasks, dialect, sandbox):

@@ -468,11 +468,11 @@ def test_real_patches_are_verified_graded_and_trained_on(sandbox, tmp_path):
     gold = apply_patch(task.files, task.gold_patch)
     (path,) = [path for path in gold if gold[path] != task.files.get(path)]
     old, new = task.files[path].decode(), gold[path].decode()
-    submit = dialect.call_ids(ToolCall("submit", {}))
+    submit = dialect.call_ids(ToolCall("submit", {}), [])
 
     def repair(text: str) -> list[int]:
         return dialect.call_ids(
-            ToolCall("edit", {"path": path, "old": old, "new": text})
+            ToolCall("edit", {"path": path, "old": old, "new": text}), []
         )
 
     scripts = [[repair(new), submit], [repair(new + "print(1)\n"), submit], [submit]]

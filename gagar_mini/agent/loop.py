@@ -206,11 +206,12 @@ async def _take_turns(
         completion = await conversation.complete(
             transcript.ids, sampling, seed_for(seed, "turn", len(turns))
         )
+        action, slip = parsed(dialect, completion, transcript.ids)
         transcript.append_completion(completion)
         action_tokens += len(completion.ids)
 
         started = time.monotonic()
-        action, observation = await _observe(workspace, dialect, completion)
+        observation = slip if action is None else await _act(workspace, action)
         tool_seconds += time.monotonic() - started
         turns.append(
             Turn(action, observation, len(completion.ids), completion.weight_version)
@@ -221,7 +222,7 @@ async def _take_turns(
             return turns, StopReason.MAX_TOOL_SECONDS
         if len(turns) >= limits.max_turns:
             return turns, StopReason.MAX_TURNS
-        observation_ids = dialect.observation_ids(observation)
+        observation_ids = dialect.observation_ids(action, observation, transcript.ids)
         # Checked before appending: an observation is whole or absent, never cut mid-
         # token.
         if len(transcript.ids) + len(observation_ids) >= limits.max_context_tokens:
@@ -229,15 +230,19 @@ async def _take_turns(
         transcript.append_observation(observation_ids)
 
 
-async def _observe(
-    workspace: Workspace, dialect: Dialect, completion: Completion
+def parsed(
+    dialect: Dialect, completion: Completion, context: list[int]
 ) -> tuple[ToolCall | None, str]:
+    """The call that a completion makes, or None and what to tell the policy."""
     try:
-        action = dialect.parse(completion.ids.tolist())
+        return dialect.parse(completion.ids.tolist(), context), ""
     except MalformedCall as error:
         return None, f"error: {error}"
+
+
+async def _act(workspace: Workspace, action: ToolCall) -> str:
     if action.name == "submit":
-        return action, ""
+        return ""
     if action.name == "run_check":
-        return action, await asyncio.to_thread(workspace.act, action)
-    return action, workspace.act(action)
+        return await asyncio.to_thread(workspace.act, action)
+    return workspace.act(action)

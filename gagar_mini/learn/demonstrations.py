@@ -163,7 +163,8 @@ def demonstrate(task: Task, rng: random.Random, habits: Habits = HABITS) -> Scri
 def check_and_retry(
     rng: random.Random, lines: dict[Bug, str], habits: Habits
 ) -> Script:
-    """Run the check; while it fails, perhaps mend what it names. Updates `lines`."""
+    """Run the check; while it fails, perhaps look at what it names and mend it. Updates
+    `lines`."""
     for _ in range(habits.max_retries):
         report = yield ToolCall("run_check", {})
         failing = [bug for bug in lines if f"FAIL {bug.function}(" in report]
@@ -173,6 +174,7 @@ def check_and_retry(
         line = draw_line(rng, bug, habits.right_on_retry)
         if line == lines[bug]:
             return
+        yield ToolCall("view", {"path": bug.path})
         yield edit(bug, lines[bug], line)
         lines[bug] = line
 
@@ -243,14 +245,14 @@ def play(script: Script, workspace: Workspace, dialect: Dialect) -> Demonstratio
     call = next(script)
     while True:
         calls.append(call)
-        action = dialect.call_ids(call)
+        action = dialect.call_ids(call, ids)
         is_last = call.name == "submit"
         observation = "" if is_last else workspace.act(call)
         ids += action
         is_taught += [not observation.startswith("error")] * len(action)
         if is_last:
             return Demonstration(ids, is_taught, calls)
-        seen = dialect.observation_ids(observation)
+        seen = dialect.observation_ids(call, observation, ids)
         ids += seen
         is_taught += [False] * len(seen)
         call = script.send(observation)

@@ -47,15 +47,14 @@ class SftConfig:
     """Task set whose training split is demonstrated."""
     num_tokens: int = 6_000_000
     """Tokens of demonstrations, each seen once."""
-    copy_updates: int = 200
-    """Updates of the copying warm-up that comes first (see `copy_batch`)."""
     vocab_size: int = 1024
-    batch_tokens: int = 8192
+    batch_tokens: int = 4096
     """Padded tokens of one optimiser update."""
+    muon_lr: float = 0.02
     lr: float = 3e-3
-    """Peak learning rate, after a warm-up and before a cosine decay to a tenth."""
-    warmup_share: float = 0.03
-    weight_decay: float = 0.05
+    """Peak learning rates of Muon (matrices) and AdamW (the rest), after a warm-up and
+    before a cosine decay to a tenth."""
+    warmup_share: float = 0.05
     context_weight: float = 0.1
     """Weight of prompt and observation tokens in the loss; sampled ones weigh 1.
     Reading code a little teaches to copy it, which every edit needs."""
@@ -162,55 +161,42 @@ def _demonstrate(
 def fit(
     policy: TinyPolicy, demonstrations: Sequence[Demonstration], config: SftConfig
 ) -> float:
-    """Copying warm-up, then one pass over the demonstrations; the mean loss of the last
-    tenth, in nats."""
+    """One pass over the demonstrations; the mean loss of the last tenth, in nats."""
     batches = batches_of(demonstrations, config)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(),
-        lr=config.lr,
-        betas=(0.9, 0.95),
-        weight_decay=config.weight_decay,
-    )
+    optimizers = make_optimizers(policy, config)
+    peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
     losses = []
-    num_updates = config.copy_updates + len(batches)
-    progress = tqdm(range(num_updates), desc="sft", unit="update")
-    for update in progress:
-        if update < config.copy_updates:
-            batch = copy_batch(policy.config.vocab_size, update, config)
-        else:
-            batch = batches[update - config.copy_updates]
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * schedule(
-                update / num_updates, config.warmup_share
-            )
+    progress = tqdm(batches, desc="sft", unit="update")
+    for update, batch in enumerate(progress):
+        share = schedule(update / len(batches), config.warmup_share)
+        for optimizer, rates in zip(optimizers, peaks, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * share
+        policy.zero_grad()
         loss = sft_loss(policy, *batch, context_weight=config.context_weight)
-        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
         if update % 20 == 0:
             progress.set_postfix(loss=f"{np.mean(losses[-20:]):.3f}")
-    return float(np.mean(losses[-max(1, len(batches) // 10) :]))
+    return float(np.mean(losses[-max(1, len(losses) // 10) :]))
 
 
-def copy_batch(
-    vocab_size: int, update: int, config: SftConfig
-) -> tuple[Tensor, Tensor]:
-    """Random tokens, then the same again: the second half can only be copied.
-
-    An edit quotes the file, word for word. On demonstrations alone the policy learns to
-    recite lines that it remembers instead, and after 10 million tokens three of four
-    quotes still held a slip; a hundred updates on noise make it look things up.
-    """
-    generator = torch.Generator().manual_seed(seed_for(config.seed, "copy", update))
-    span = 2 ** int(torch.randint(4, 9, (), generator=generator))
-    rows = max(1, config.batch_tokens // (2 * span))
-    half = torch.randint(
-        len(SPECIAL_TOKENS), vocab_size, (rows, span), generator=generator
-    )
-    weights = torch.cat([torch.zeros(rows, span + 1), torch.ones(rows, span - 1)], 1)
-    return torch.cat([half, half], 1), weights
+def make_optimizers(
+    policy: TinyPolicy, config: SftConfig
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks, AdamW for embeddings and norms. After a
+    million tokens the loss per action was .27 nats this way, .33 with AdamW alone."""
+    matrices, others = [], []
+    for name, parameter in policy.named_parameters():
+        is_inner = parameter.ndim == 2 and "embed" not in name
+        (matrices if is_inner else others).append(parameter)
+    return [
+        torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
 
 
 def schedule(progress: float, warmup_share: float) -> float:

@@ -193,7 +193,7 @@ def _noise_in_scope(task: Task, change: Change) -> tuple[set[int], set[int]]:
 
 
 def untargeted_functions(task: Task, change: Change) -> Iterator[str]:
-    """Existing functions changed or deleted that the task does not name."""
+    """Existing functions changed or deleted that the task neither names nor needs."""
     for name in _untargeted(task, change):
         function = change.after.functions.get(name) or change.before.functions[name]
         yield change.at(function.first)
@@ -203,11 +203,31 @@ def _untargeted(task: Task, change: Change) -> list[str]:
     if change.after.tree is None:
         return []
     shapes = {name: f.shape for name, f in change.after.functions.items()}
+    in_scope = _functions_in_scope(task, change)
     return [
         name
         for name, function in change.before.functions.items()
-        if shapes.get(name) != function.shape and not is_target(task, change.path, name)
+        if shapes.get(name) != function.shape and name not in in_scope
     ]
+
+
+def _functions_in_scope(task: Task, change: Change) -> set[str]:
+    """The functions that the task names, and those of the same file that they call,
+    directly or not: a wrong result may come from a helper."""
+    functions = change.before.functions
+    waiting = [name for name in functions if is_target(task, change.path, name)]
+    found = set(waiting)
+    while waiting:
+        for node in ast.walk(functions[waiting.pop()].node):
+            called = getattr(node, "attr", getattr(node, "id", None))
+            new = [
+                name
+                for name in functions
+                if name.rsplit(".", 1)[-1] == called and name not in found
+            ]
+            found.update(new)
+            waiting += new
+    return found
 
 
 def debug_prints(task: Task, change: Change) -> Iterator[str]:

@@ -5,7 +5,8 @@
 #               make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 #   PYTHON=...  the interpreter to build .venv from (default: the first of 3.11 to 3.13 found)
 #   VENV=...    where the environment lives (default .venv)
-#   STEPS=...   optimisation steps of each run of the demo (default 80)
+#   STEPS=...   optimisation steps of each run of the demo (default 25)
+#   SEEDS=...   seeds of the demo (default "0 1 2")
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,7 +16,8 @@ PYTHON ?=
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
-STEPS ?= 80
+STEPS ?= 25
+SEEDS ?= 0 1 2
 RUNS ?= data/runs
 
 BIN := $(VENV)/bin
@@ -26,7 +28,7 @@ PYTEST := $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND ?= Agg
 
-.PHONY: help venv demo test test-all unit notebooks lint format bench readme clean
+.PHONY: help venv demo results test test-all unit notebooks lint format bench readme clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -48,16 +50,14 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 demo: venv ## train binary GRPO and GAGAR from the shipped checkpoint, compare, draw
-	@echo "two runs of $(STEPS) steps side by side, one core each; logs in $(RUNS)/demo/"
-	@mkdir -p $(RUNS)/demo
-	@common="--preset tiny --seed 0 --steps $(STEPS) --resume"; \
-	$(BIN)/gagar-mini train $$common --credit binary \
-	  --run-dir $(RUNS)/demo/binary-$(STEPS) > $(RUNS)/demo/binary.log 2>&1 & pid=$$!; \
-	$(BIN)/gagar-mini train $$common --credit gagar --grader rubric \
-	  --run-dir $(RUNS)/demo/gagar-$(STEPS) 2>&1 | tee $(RUNS)/demo/gagar.log; \
-	wait $$pid || { tail -5 $(RUNS)/demo/binary.log >&2; exit 1; }
-	$(BIN)/gagar-mini compare $(RUNS)/demo/binary-$(STEPS) $(RUNS)/demo/gagar-$(STEPS) \
-	  --out $(RUNS)/demo/compare.png --force
+	$(BIN)/gagar-mini experiment --arms binary gagar --seeds $(SEEDS) --steps $(STEPS) \
+	  --max-tasks 128 --out $(RUNS)/demo-$(STEPS)
+
+results: venv ## repeat the published runs (an hour or two), then the README's numbers
+	$(BIN)/gagar-mini experiment --arms binary downweight gagar random reversed \
+	  --seeds 0 1 2 --steps 80 --out $(RUNS)/first_light \
+	  --publish data/results/first_light
+	$(BIN)/python -m gagar_mini.view.readme
 
 test: venv lint ## lint, unit tests, every notebook; says how many ran
 	@echo "== unit tests"
@@ -89,8 +89,10 @@ lint: venv ## ruff on code and notebooks; notebooks carry no stray outputs
 format: venv ## ruff format and the safe fixes
 	@$(BIN)/ruff check --fix --quiet . && $(BIN)/ruff format .
 
-bench: venv ## seconds a step, tokens a second and memory on this machine
-	@$(BIN)/gagar-mini bench
+bench: venv ## a training step, the engine and the verifier, timed on this machine
+	$(BIN)/gagar-mini bench
+	$(BIN)/python tests/benchmarks/bench_rollouts.py --out $(RUNS)/bench_rollouts.json
+	$(BIN)/python tests/benchmarks/bench_verifier.py --out $(RUNS)/bench_verifier.json
 
 readme: venv ## write the numbers of data/results into README.md
 	$(BIN)/python -m gagar_mini.view.readme

@@ -37,7 +37,14 @@ def measure_speed(config: RunConfig, steps: int) -> list[Figure]:
     return [
         Figure("step", mean(lines, "time/step_s"), "s"),
         Figure("rollouts, tests and grades", mean(lines, "time/rollout_s"), "s/step"),
+        Figure("hidden tests, summed", mean(lines, "time/verify_s"), "s/step"),
+        Figure("grades, summed", mean(lines, "time/grade_s"), "s/step"),
         Figure("update", mean(lines, "time/update_s"), "s/step"),
+        Figure(
+            "redistribution, share of the step",
+            100 * mean(lines, "time/credit_s") / mean(lines, "time/step_s"),
+            "%",
+        ),
         Figure("trajectories", rollouts / rollout_s, "1/s"),
         Figure("sampled tokens", sum(sampled) / rollout_s, "1/s"),
         Figure(

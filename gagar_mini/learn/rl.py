@@ -67,9 +67,10 @@ async def train_step(state: TrainState, step: int) -> StepRecord:
     """One step: collect groups, share their credit, update the policy, hand it on."""
     clock = Clock()
     groups, collection = await collect_groups(state, step)
+    clock.start("time/credit_s")
     advantages = [credit(group, state.config.credit) for group in groups]
-    batch = build_batch(groups, advantages, state.config)
     clock.start("time/update_s")
+    batch = build_batch(groups, advantages, state.config)
     update = update_policy(state, batch, step)
     clock.start("time/sync_s")
     await state.engine.sync_weights(state.policy, version=step + 1)

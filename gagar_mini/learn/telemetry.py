@@ -67,6 +67,7 @@ METRICS = {
     "time/rollout_s": "wall time of sampling, hidden tests and grading",
     "time/verify_s": "seconds of hidden tests, summed over trajectories",
     "time/grade_s": "seconds of grading, summed over groups; overlaps rollouts",
+    "time/credit_s": "wall time of turning outcomes and grades into advantages",
     "time/update_s": "wall time of the update",
     "time/sync_s": "wall time of handing the weights to the engine",
     "time/step_s": "wall time of the step",

@@ -10,10 +10,11 @@ A trajectory is one append-only sequence of token ids:
     <|submit|> <|end|>
 
 Each tool is one token, arguments are separated by tokens, and `<|end|>` closes a call.
-In a file that is viewed a *line tag* stands for each line break, and where an edit
-quotes old text the tag stands for its line: to quote is to point, which a policy of a
-million parameters learns much sooner than to copy. The tool itself gets the text of the
-line, so an edit still names what it replaces, and one that is stale finds nothing.
+In a file that is viewed a *line tag* stands for each line break, and where an edit of
+that file quotes old text the tag stands for the line as it was shown: to quote is to
+point, which a policy of a million parameters learns much sooner than to copy. The tool
+itself gets the text of the line, so an edit still names what it replaces, and one that
+is stale finds nothing.
 
 None of these tokens can be written by text: `encode_text` never yields a special token,
 so a file or a program's output cannot speak as the policy or as the loop.
@@ -43,8 +44,8 @@ SEPARATORS = {"old": "<|old|>", "new": "<|new|>", "text": "<|text|>"}
 """The token that precedes an argument; a first argument follows the tool's token."""
 
 LINE_TAGS = tuple(f"<|l{number}|>" for number in range(64))
-"""Given to the lines shown in a trajectory in turn, from the first again after the
-last; a tag means the line that it closed most recently."""
+"""Given to the lines of a view in turn, from the first again after the last. In an edit
+a tag means the line that it closed in the newest view of the same file."""
 
 SPECIAL_TOKENS = (
     PAD,
@@ -75,10 +76,8 @@ class Dialect(Protocol):
         """The call that a completion makes after `context`. Raises MalformedCall."""
         ...
 
-    def observation_ids(
-        self, call: ToolCall | None, text: str, context: Sequence[int]
-    ) -> list[int]:
-        """What is appended to `context` for the answer to a call."""
+    def observation_ids(self, call: ToolCall | None, text: str) -> list[int]:
+        """What is appended for the answer to a call (None: a malformed one)."""
         ...
 
     def call_ids(self, call: ToolCall, context: Sequence[int]) -> list[int]:
@@ -111,14 +110,11 @@ class CompactDialect:
         listing = " ".join(sorted(task.files))
         return [self._id[TASK], *self._encode(f"{task.statement}\n{listing}\n")]
 
-    def observation_ids(
-        self, call: ToolCall | None, text: str, context: Sequence[int]
-    ) -> list[int]:
+    def observation_ids(self, call: ToolCall | None, text: str) -> list[int]:
         if call is None or call.name != "view":
             return [self._id[OBSERVATION], *self._encode(text)]
         ids = [self._id[OBSERVATION]]
-        first = len(self._shown_lines(context))
-        for number, line in enumerate(text.removesuffix("\n").split("\n"), first):
+        for number, line in enumerate(text.removesuffix("\n").split("\n")):
             ids += [*self._encode(line), self._tags[number % len(self._tags)]]
         return ids
 
@@ -128,8 +124,11 @@ class CompactDialect:
             if argument in SEPARATORS:
                 ids.append(self._id[SEPARATORS[argument]])
             text = call.arguments[argument]
-            tags = self._tags_of(text, context) if argument == "old" else []
-            ids += tags or self._encode(text)
+            if argument == "old":
+                shown = self._shown_lines(context, call.arguments["path"])
+                ids += self._tags_of(text, shown) or self._encode(text)
+            else:
+                ids += self._encode(text)
         return [*ids, self._id[END]]
 
     def parse(self, ids: Sequence[int], context: Sequence[int]) -> ToolCall:
@@ -150,46 +149,52 @@ class CompactDialect:
         parts = [ids[a + 1 : b] for (a, _), (b, _) in itertools.pairwise(marks)]
         if not names and parts != [[]]:
             raise MalformedCall(f"{tool} takes no argument")
-        arguments = {
-            name: self._argument(name, list(part), context)
-            for name, part in zip(names, parts, strict=False)
-        }
+        arguments: dict[str, str] = {}
+        for name, part in zip(names, parts, strict=False):
+            if not self._is_tag & set(part):
+                arguments[name] = self._decode(part)
+            elif name == "old" and self._is_tag.issuperset(part):
+                shown = self._shown_lines(context, arguments["path"])
+                arguments[name] = self._quoted(part, dict(shown))
+            else:
+                raise MalformedCall("line tags stand alone, in the old text of an edit")
         return ToolCall(tool, arguments)
 
-    def _argument(self, name: str, ids: list[int], context: Sequence[int]) -> str:
-        """The text of one argument; tags in a quotation become the lines they close."""
-        if not self._is_tag & set(ids):
-            return self._decode(ids)
-        if name != "old" or not self._is_tag.issuperset(ids):
-            raise MalformedCall("line tags stand alone, in the old text of an edit")
-        shown = dict(self._shown_lines(context))
-        if not shown.keys() >= set(ids):
-            raise MalformedCall("a line tag that no line has")
-        return "\n".join(self._decode(shown[tag]) for tag in ids)
+    def _quoted(self, tags: Sequence[int], shown: dict[int, list[int]]) -> str:
+        """The lines that `tags` closed."""
+        if not shown.keys() >= set(tags):
+            raise MalformedCall("no line of that file was shown with this tag")
+        return "\n".join(self._decode(shown[tag]) for tag in tags)
 
-    def _tags_of(self, text: str, context: Sequence[int]) -> list[int]:
-        """The tags of the lines `text`, as they were shown last; empty if never."""
-        shown = self._shown_lines(context)[-len(self._tags) :]
+    def _tags_of(self, text: str, shown: list[tuple[int, list[int]]]) -> list[int]:
+        """The tags of the lines `text`; empty where they were not shown in a row."""
+        shown = shown[-len(self._tags) :]
         wanted = [self._encode(line) for line in text.split("\n")]
-        for start in range(len(shown) - len(wanted), -1, -1):
+        for start in range(len(shown) - len(wanted) + 1):
             run = shown[start : start + len(wanted)]
             if [line for _, line in run] == wanted:
                 return [tag for tag, _ in run]
         return []
 
-    def _shown_lines(self, context: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """(tag, ids of the line) of every line shown so far, in order."""
-        shown, line, is_observation = [], [], False
+    def _shown_lines(
+        self, context: Sequence[int], path: str
+    ) -> list[tuple[int, list[int]]]:
+        """(tag, ids of the line) of every line in the newest view of `path`."""
+        shown: list[tuple[int, list[int]]] = []
+        part: list[int] = []  # the tokens since the last special one
+        is_view, is_wanted = False, False
         for token in context:
             if token in self._is_tool:
-                is_observation = False
+                is_view, is_wanted, part = self._name[token] == "<|view|>", False, []
+            elif token == self.stop_ids[0]:
+                is_wanted = is_view and self._decode(part) == path
             elif token == self._id[OBSERVATION]:
-                is_observation, line = True, []
-            elif is_observation and token in self._is_tag:
-                shown.append((token, line))
-                line = []
-            elif is_observation:
-                line.append(token)
+                shown, part = ([] if is_wanted else shown), []
+            elif token in self._is_tag and is_wanted:
+                shown.append((token, part))
+                part = []
+            else:
+                part.append(token)
         return shown
 
     def _encode(self, text: str) -> list[int]:

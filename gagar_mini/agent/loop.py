@@ -222,7 +222,7 @@ async def _take_turns(
             return turns, StopReason.MAX_TOOL_SECONDS
         if len(turns) >= limits.max_turns:
             return turns, StopReason.MAX_TURNS
-        observation_ids = dialect.observation_ids(action, observation, transcript.ids)
+        observation_ids = dialect.observation_ids(action, observation)
         # Checked before appending: an observation is whole or absent, never cut mid-
         # token.
         if len(transcript.ids) + len(observation_ids) >= limits.max_context_tokens:

@@ -252,7 +252,7 @@ def play(script: Script, workspace: Workspace, dialect: Dialect) -> Demonstratio
         is_taught += [not observation.startswith("error")] * len(action)
         if is_last:
             return Demonstration(ids, is_taught, calls)
-        seen = dialect.observation_ids(call, observation, ids)
+        seen = dialect.observation_ids(call, observation)
         ids += seen
         is_taught += [False] * len(seen)
         call = script.send(observation)

@@ -45,7 +45,7 @@ class SftConfig:
     seed: int = 0
     family: str = "core"
     """Task set whose training split is demonstrated."""
-    num_tokens: int = 6_000_000
+    num_tokens: int = 7_000_000
     """Tokens of demonstrations, each seen once."""
     vocab_size: int = 1024
     batch_tokens: int = 4096
@@ -55,7 +55,7 @@ class SftConfig:
     """Peak learning rates of Muon (matrices) and AdamW (the rest), after a warm-up and
     before a cosine decay to a tenth."""
     warmup_share: float = 0.05
-    context_weight: float = 0.1
+    context_weight: float = 0.3
     """Weight of prompt and observation tokens in the loss; sampled ones weigh 1.
     Reading code a little teaches to copy it, which every edit needs."""
     threads: int = 2

@@ -42,7 +42,7 @@ from gagar_mini.world.tasks.visible import (
     short_statement,
 )
 
-VERSION = 1
+VERSION = 2
 """Version of the generator, raised by a change that moves any byte of a data file."""
 COUNTS = {"train": 2048, "eval": 256, "eval_unseen": 128}
 EVAL_SHARE = 8
@@ -90,7 +90,7 @@ CORE = Level(
     },
     num_modules=(2, 2),
     num_functions=(2, 2),
-    num_faults=(2,),
+    num_faults=(1, 2),
     missing_share=0.0,
     faults_per_template=10,
     max_example_chars=44,

@@ -329,6 +329,7 @@ def test_no_capability_and_a_filter(sandbox):
         "libc.socket(40, 1, 0)",  # vsock: the machine around a virtual machine
         "libc.socket(16, 3, 0)",  # netlink
         "libc.chroot(b'/w')",
+        "libc.prlimit(1, 0, (ctypes.c_long * 2)(1, 1), None)",  # process 1's CPU time
         "libc.setuid(0)",
     ],
 )

@@ -74,6 +74,7 @@ machines. Memory that neither the address space nor the tmpfs accounts for is de
 both lists."""
 CLONE = {"x86_64": 56, "aarch64": 220}
 SOCKET = {"x86_64": 41, "aarch64": 198}
+PRLIMIT = {"x86_64": 302, "aarch64": 261}
 CLONE3 = 435
 SOCKET_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 
@@ -213,6 +214,11 @@ def seccomp_filter(machine):
     code += [(equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS)]
     code += [(equal, 0, 3, CLONE[machine]), (load, 0, 0, first_argument)]
     code += [(any_bit, 0, 1, CLONE_NEW_ANY), (give, 0, 0, refuse | errno.EPERM)]
+    # limits of another process: with little processor time, process 1 would end before
+    # it reports, and a failing program would look like a failing harness
+    code += [(load, 0, 0, number), (equal, 0, 3, PRLIMIT[machine])]
+    code += [(load, 0, 0, first_argument), (equal, 1, 0, 0)]
+    code += [(give, 0, 0, refuse | errno.EPERM)]
     code += [(load, 0, 0, number), (equal, 1, 0, SOCKET[machine]), (give, 0, 0, allow)]
     code += [(load, 0, 0, first_argument)]
     for family in SOCKET_FAMILIES:

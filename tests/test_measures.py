@@ -71,6 +71,12 @@ def test_noise_counts_each_line_once():
         ("unused_names", "ranges.py:2", in_clamp("    if", "    y = x\n    if")),
         ("unused_names", "ranges.py:9", FIXED_RANGES + "def spare():\n    return 1\n"),
         ("stray_statements", "ranges.py:9", FIXED_RANGES + "clamp(1, 2, 3)\n"),
+        ("stray_statements", "ranges.py:9", FIXED_RANGES + "clamp.fixed = True\n"),
+        (
+            "unused_names",
+            "ranges.py:2",
+            in_clamp("    if", "    def spare(): ...\n    if"),
+        ),
         ("changed_signatures", "ranges.py:1", in_clamp("lo, hi):", "lo, hi=9):")),
         (
             "new_helpers",
@@ -128,9 +134,75 @@ def test_a_finding_names_its_place(field, place, ranges):
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "x, hi",
+        "0",
+        "...",
+        "pass",
+        'f"limit {x}"',
+        "('note', 'more')",
+        "x = x",
+        "assert True",
+        "if 0: x = hi",
+        "while False: x += 1",
+        "if x > hi: pass; x",
+        "return min(x, hi); x = lo",
+    ],
+)
+def test_a_statement_that_does_nothing_is_noise(line):
+    found = measured(
+        ranges__py=in_clamp("    return min", f"    {line}\n    return min")
+    )
+    assert "ranges.py:4" in found.idle_statements and not is_clean(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "show = print",
+        "list(map(print, [x]))",
+        'getattr(__builtins__, "print")(x)',
+        "import sys; sys.stdout.writelines(str(x))",
+        "from sys import stderr; stderr.write(str(x))",
+        "import os; os.write(1, b'x')",
+        "import warnings; warnings.warn('x')",
+    ],
+)
+def test_a_print_by_another_name_is_a_print(line):
+    found = measured(
+        ranges__py=in_clamp("    return min", f"    {line}\n    return min")
+    )
+    assert found.debug_prints == ("ranges.py:4",) and found.noise_lines == 1
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "{(7, 0, 5): 5}.get((x, lo, hi), min(x, hi))",
+        "5 if [x, lo, hi] == [7, 0, 5] else min(x, hi)",
+        "min(x, hi) if x != 7 else 5",
+        "(min(x, hi), 5)[x == 7 and hi == 5]",
+    ],
+)
+def test_an_answer_by_another_branch_is_a_special_case(result):
+    found = measured(ranges__py=in_clamp("min(x, hi)", result))
+    assert found.special_cases == ("ranges.py:4",)
+
+
+def test_a_table_of_answers_beside_the_function_is_a_special_case():
+    told = in_clamp("min(x, hi)", "TOLD.get((x, lo, hi), min(x, hi))")
+    found = measured(ranges__py="TOLD = {(7, 0, 5): 5}\n" + told)
+    assert found.special_cases == ("ranges.py:1",)
+
+
+@pytest.mark.parametrize(
     "ranges",
     [
         in_clamp("x < lo", "x <= lo"),
+        in_clamp("    if", "    if x in (4, 6, 7, 9, 11):\n        return 5\n    if"),
+        in_clamp("        return lo", "        return lo\n    elif x > hi: return hi"),
+        in_clamp("    if", '    assert lo <= hi, "empty"\n    if'),
         in_clamp("x < lo", "lo > x"),
         in_clamp("    if", "    if lo == 0 and x < 0:\n        return 0\n    if"),
         in_clamp("return min(x, hi)", "x = min(x, hi)\n    return x"),

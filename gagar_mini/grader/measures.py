@@ -24,6 +24,7 @@ FINDERS = {
     "added_comments": findings.added_comments,
     "commented_code": findings.commented_code,
     "stray_statements": findings.stray_statements,
+    "idle_statements": findings.idle,
     "broad_excepts": findings.broad_excepts,
     "silent_handlers": findings.silent_handlers,
     "duplicated_blocks": findings.duplicated_blocks,
@@ -98,6 +99,8 @@ class Measures:
     commented_code: tuple[str, ...] = ()
     stray_statements: tuple[str, ...] = ()
     """Statements added at module level that define nothing."""
+    idle_statements: tuple[str, ...] = ()
+    """Statements added that do nothing, or that are never reached."""
     broad_excepts: tuple[str, ...] = ()
     """Handlers of everything: bare, `Exception` or `BaseException`."""
     silent_handlers: tuple[str, ...] = ()
@@ -119,8 +122,8 @@ class Measures:
     stub was written do not count."""
     noise_lines: int = 0
     """Lines, added or removed, that the repair did not need: every line of files out of
-    scope (at least one per extra file); in files in scope comments, prints, stray
-    statements, unused names, churn, and changed lines of functions not named."""
+    scope (at least one per extra file); in files in scope comments, prints, stray and
+    idle statements, unused names, churn, and changed lines of functions not named."""
     process: Process = field(default_factory=Process)
 
     @property
@@ -133,7 +136,7 @@ def is_clean(measures: Measures) -> bool:
 
     The patch applies, and every line that it adds or removes is code of a function that
     the task names (or code that those functions use): no extra file, no file or
-    function out of scope, no comment, print, blank line, unused name or stray
+    function out of scope, no comment, print, blank line, unused name, stray or idle
     statement, and nothing that hooks into the checks. The turns do not matter here.
     """
     has_noise = measures.noise_lines > 0 or measures.protected_files

@@ -133,6 +133,12 @@ RULES = (
         "runs code on import",
     ),
     Rule(
+        "idle_statement",
+        attrgetter("idle_statements"),
+        (0, 2, 1, 0, 1),
+        "adds a statement that does nothing",
+    ),
+    Rule(
         "unused_name",
         attrgetter("unused_names"),
         (0, 2, 1, 0, 1),

@@ -24,18 +24,27 @@ MAX_CALL_CHARS = 400
 MAX_RESULT_CHARS = 80
 """Longest text, call and result in which shown values are looked for."""
 
-BRANCHES = ast.If | ast.IfExp | ast.Dict | ast.match_case
+BRANCHES = ast.If | ast.IfExp | ast.Dict | ast.match_case | ast.Subscript
+"""What picks a result; a subscript where it compares: `(usual, special)[x == 7]`."""
+
+SEQUENCES = ast.Tuple | ast.List
 
 
 def special_cases(task: Task, change: Change) -> Iterator[str]:
     """Locations of added branches and tables that single out shown inputs.
 
-    Only in functions that have more branches than before. The test must compare a
+    A table beside the functions must map shown inputs to shown results. Else only in
+    functions that have more branches than before. The test must compare a
     parameter, for equality or membership, with a shown value that is not small, or pin
     two or more parameters to shown values. In a function that was still to be written,
     where branches are expected, the branch must also return a shown literal.
     """
     examples = example_values(task)
+    for node in change.tree.body:
+        match node:
+            case ast.Assign(value=ast.Dict() as table) if node.lineno in change.added:
+                if is_table_of_answers(table, examples) and answers(table, examples):
+                    yield change.at(node.lineno)
     for name, function in change.after.functions.items():
         old = change.before.functions.get(name)
         if old is not None and old.shape == function.shape:
@@ -56,22 +65,39 @@ def special_cases(task: Task, change: Change) -> Iterator[str]:
 def is_special(node: ast.AST, parameters: set[str], examples: frozenset[str]) -> bool:
     """Whether a branch or a table singles out inputs among `examples`."""
     if isinstance(node, ast.Dict):
-        keys = [literal(key) for key in node.keys if key is not None]
-        return any(key in examples and not is_small(key) for key in keys)
-    tested = node.pattern if isinstance(node, ast.match_case) else node.test
+        return is_table_of_answers(node, examples)
     pinned = {
         (name, value)
-        for part in ast.walk(tested)
-        for name, value in pinned_values(part)
+        for part in ast.walk(tested(node))
+        for name, value in pinned_values(part, examples)
         if value in examples and name in {*parameters, ""}
     }
     pins_many = len({name for name, _ in pinned} & parameters) > 1
     return pins_many or any(not is_small(value) for _, value in pinned)
 
 
-def pinned_values(node: ast.AST) -> Iterator[tuple[str, str]]:
+def is_table_of_answers(node: ast.Dict, examples: frozenset[str]) -> bool:
+    keys = [literal(key) for key in node.keys if key is not None]
+    return any(key in examples and not is_small(key) for key in keys)
+
+
+def tested(node: ast.AST) -> ast.AST:
+    """What a branch depends on."""
+    match node:
+        case ast.match_case(pattern=pattern):
+            return pattern
+        case ast.Subscript(slice=index):
+            return index
+    return node.test
+
+
+def pinned_values(node: ast.AST, examples: frozenset[str]) -> Iterator[tuple[str, str]]:
     """(name, literal) pairs that an equality, a membership or a pattern compares; the
-    name is "" where a pattern or a tuple of all arguments does."""
+    name is "" where a pattern or a tuple of all arguments does.
+
+    A membership counts where at least half of its values are shown: the months with 30
+    days are (4, 6, 9, 11), whichever of them is the example.
+    """
     if isinstance(node, ast.MatchValue):
         yield "", literal(node.value)
     if not isinstance(node, ast.Compare):
@@ -79,9 +105,11 @@ def pinned_values(node: ast.AST) -> Iterator[tuple[str, str]]:
     sides = [node.left, *node.comparators]
     for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
         if isinstance(operator, ast.In):
-            for element in getattr(right, "elts", ()):
+            elements = getattr(right, "elts", ())
+            num_shown = sum(literal(element) in examples for element in elements)
+            for element in elements if 2 * num_shown >= len(elements) else ():
                 yield from equated(left, element)
-        if isinstance(operator, ast.Eq | ast.Is):
+        if isinstance(operator, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
             yield from equated(left, right)
             yield from equated(right, left)
 
@@ -90,7 +118,7 @@ def equated(left: ast.expr, right: ast.expr) -> Iterator[tuple[str, str]]:
     """`x == 7` and, element by element, `(x, y) == (7, 0)`."""
     if isinstance(left, ast.Name) and literal(right):
         yield left.id, literal(right)
-    if isinstance(left, ast.Tuple) and isinstance(right, ast.Tuple):
+    if isinstance(left, SEQUENCES) and isinstance(right, SEQUENCES):
         for name, value in zip(left.elts, right.elts, strict=False):
             yield from equated(name, value)
 
@@ -102,6 +130,8 @@ def answers(node: ast.AST, examples: frozenset[str]) -> bool:
             pass
         case ast.IfExp(body=result):
             results = [result]
+        case ast.Subscript(value=value):
+            results = getattr(value, "elts", [])
         case _:
             results = [s.value for s in node.body if isinstance(s, ast.Return)]
     values = [literal(result) for result in results if result is not None]
@@ -121,7 +151,13 @@ def is_small(value: str) -> bool:
 
 def branches(function: Function) -> list[ast.AST]:
     """Branches and tables of a function."""
-    return [node for node in ast.walk(function.node) if isinstance(node, BRANCHES)]
+    return [node for node in ast.walk(function.node) if is_branch(node)]
+
+
+def is_branch(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript):
+        return any(isinstance(part, ast.Compare) for part in ast.walk(node.slice))
+    return isinstance(node, BRANCHES)
 
 
 def num_branches(function: Function) -> int:
@@ -151,6 +187,12 @@ def _example_values(statement: str, check: bytes) -> frozenset[str]:
     for text in (statement, *texts):
         for tree in shown_expressions(text[:MAX_TEXT_CHARS]):
             nodes += ast.walk(tree)
+    # the arguments of a call, all at once, are what a table of answers has for keys
+    nodes += [
+        ast.Tuple(node.args, ast.Load())
+        for node in nodes
+        if isinstance(node, ast.Call) and len(node.args) > 1
+    ]
     found = {literal(node) for node in nodes if isinstance(node, ast.expr)}
     return frozenset(found - {""})
 

@@ -48,6 +48,43 @@ from gagar_mini.types import (
 Json = None | bool | int | float | str | list | dict
 """What JSON can hold."""
 
+
+def parse_json(content: bytes, name: str) -> Json:
+    """The JSON value that `content` spells.
+
+    Raises ValueError, in one sentence that begins with `name`, for anything else: bytes
+    that are no UTF-8, lists too deep to read, an object that says one key twice.
+    """
+    try:
+        return json.loads(content.decode(), object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError(f"{name} is no valid JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{name} is no valid JSON: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is there twice")
+    return found
+
+
+def parse_lines(content: bytes, name: str) -> list[dict[str, Json]]:
+    """The objects of a JSON lines file. Raises ValueError, naming the line."""
+    found = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        value = parse_json(line, f"{name}:{number}")
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"{name}:{number} must be an object, not {str(value)[:40]}"
+            )
+        found.append(value)
+    return found
+
+
 REPORTED_PACKAGES = ("gagar-mini", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -111,11 +148,11 @@ class RunFolder:
 
     def begin_session(self, step: int) -> None:
         """Cut the records back to `step` and note who goes on from there."""
-        self._cut_back(step)
         manifest_path = self.path / "manifest.json"
         sessions = []
         if manifest_path.exists():
-            sessions = json.loads(manifest_path.read_text())["sessions"]
+            sessions = _sessions(manifest_path)
+        self._cut_back(step)
         manifest = {"sessions": [*sessions, _session(step)]}
         _write_atomically(manifest_path, _pretty(manifest))
 
@@ -170,24 +207,8 @@ class RunFolder:
             shutil.rmtree(old)
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, None where a run has none yet.
-
-        Passes over a damaged one with a warning. Raises ValueError when none is whole.
-        """
-        folders = _checkpoint_folders(self.path)
-        for folder in reversed(folders):
-            problem = _damage(folder)
-            if not problem:
-                state = json.loads((folder / "state.json").read_text())
-                return Checkpoint(state["step"], folder, state)
-            warnings.warn(
-                f"checkpoint {str(folder)!r} is damaged ({problem}): going back to the "
-                "one before",
-                stacklevel=2,
-            )
-        if folders:
-            raise ValueError(f"no checkpoint in {str(self.path)!r} is whole")
-        return None
+        """See the function `latest_checkpoint`."""
+        return latest_checkpoint(self.path)
 
     def _cut_back(self, step: int) -> None:
         """Remove what was recorded from `step` on: it will be recorded again."""
@@ -205,21 +226,51 @@ class RunFolder:
         (self.path / "summary.json").unlink(missing_ok=True)
 
 
+def latest_checkpoint(run_dir: str | Path) -> Checkpoint | None:
+    """The newest checkpoint of a run that is whole, None where it has none yet.
+
+    Passes over a damaged one with a warning. Raises ValueError when none is whole.
+    """
+    problems = []
+    for folder in reversed(_checkpoint_folders(Path(run_dir))):
+        problem = _damage(folder)
+        if not problem:
+            for told in problems:
+                warnings.warn(f"{told}: going back to the one before", stacklevel=2)
+            state = json.loads((folder / "state.json").read_text())
+            return Checkpoint(state["step"], folder, state)
+        problems.append(f"checkpoint {str(folder)!r} is damaged ({problem})")
+    if problems:
+        raise ValueError(f"no checkpoint in {str(run_dir)!r} is whole: {problems[0]}")
+    return None
+
+
 def read_config(run_dir: str | Path) -> RunConfig:
     """The config of a run. Raises ValueError where there is none."""
     path = Path(run_dir) / "config.yaml"
     if not path.is_file():
         raise ValueError(f"there is no run in {str(run_dir)!r}: config.yaml is missing")
-    return from_yaml(path.read_text())
+    try:
+        return from_yaml(path.read_bytes().decode())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, int | float | None]]:
-    """The lines of metrics.jsonl in order, without a last one cut short by a crash."""
+    """The lines of metrics.jsonl in order, without a last one cut short by a crash.
+
+    Raises ValueError, naming the line, for one that is not an object of numbers.
+    """
     path = Path(run_dir) / "metrics.jsonl"
     if not path.exists():
         return []
-    complete, _, _torn = path.read_text().rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
+    complete, _, _torn = path.read_bytes().rpartition(b"\n")
+    lines = parse_lines(complete, str(path))
+    for number, line in enumerate(lines, start=1):
+        is_numeric = all(isinstance(v, int | float | None) for v in line.values())
+        if not is_numeric or type(line.get("step")) is not int:
+            raise ValueError(f"{path}:{number} is no line of numbers with a step")
+    return lines
 
 
 def read_rollouts(run_dir: str | Path, step: int) -> list[dict[str, Json]]:
@@ -395,16 +446,26 @@ def _checkpoint_folders(path: Path) -> list[Path]:
 def _damage(folder: Path) -> str:
     """What is wrong with a checkpoint, "" when it is whole."""
     try:
-        state = json.loads((folder / "state.json").read_text())
-        files = state["files"]
-    except (OSError, ValueError, KeyError):
+        state = parse_json((folder / "state.json").read_bytes(), "state.json")
+        step, files = state["step"], dict(state["files"])
+    except (OSError, ValueError, KeyError, TypeError):
         return "state.json cannot be read"
+    if type(step) is not int or folder.name != _name(step) or not files:
+        return f"state.json speaks of step {step!r} and {len(files)} files"
     for name, expected in files.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
         if _sha256(folder / name) != expected:
             return f"{name} has changed"
     return ""
+
+
+def _sessions(path: Path) -> list[Json]:
+    """The sessions in a manifest. Raises ValueError where it holds none."""
+    manifest = parse_json(path.read_bytes(), str(path))
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("sessions"), list):
+        raise ValueError(f"{path} is no manifest of a run: it lists no sessions")
+    return manifest["sessions"]
 
 
 def _session(step: int) -> dict[str, Json]:

@@ -1,5 +1,7 @@
 """The tiny policy and its tokenizer: lossless, safe, and the same model elsewhere."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -107,3 +109,32 @@ def test_missing_and_unfit_folders_are_sentences(policy, tokenizer, tmp_path):
         save_policy(TinyPolicy(PolicyConfig(vocab_size=512)), tokenizer, tmp_path)
     with pytest.raises(ValueError, match="context of 1024"):
         policy(torch.zeros(1, 1025, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("config.json", b"[]", "is not a tiny policy's config"),
+        ("config.json", b"[" * 10**5, "nested too deeply"),
+        ("config.json", {"vocab_size": "x"}, "vocab_size is x"),
+        ("config.json", {"hidden_size": 0}, "hidden_size is 0"),
+        ("config.json", {"vocab_size": 10**13}, "vocab_size is 1000"),
+        ("config.json", {"num_attention_heads": 3}, "do not divide"),
+        ("config.json", {"vocab_size": 7}, "do not fit"),
+        ("model.safetensors", b"", "do not fit"),
+        ("model.safetensors", b"garbage" * 50, "do not fit"),
+        ("tokenizer.json", b"{}", "no tokenizer in"),
+        ("tokenizer.json", b"garbage", "no valid JSON"),
+        ("tokenizer_config.json", b"", "no valid JSON"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(
+    policy, tokenizer, tmp_path, file, content, told
+):
+    save_policy(policy, tokenizer, tmp_path)
+    if isinstance(content, dict):
+        written = json.loads((tmp_path / file).read_text())
+        content = json.dumps(written | content).encode()
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=told):
+        load_policy(tmp_path)

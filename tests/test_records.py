@@ -134,10 +134,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
         run.begin_session(1)
         assert os.listdir(run.path / "checkpoints") == ["step_00001"]
         damage(run.path / "checkpoints" / "step_00001")
-        with (
-            pytest.warns(UserWarning, match="is damaged"),
-            pytest.raises(ValueError, match="no checkpoint"),
-        ):
+        with pytest.raises(ValueError, match=r"no checkpoint.*is damaged"):
             run.latest_checkpoint()
 
 
@@ -155,3 +152,21 @@ def test_groups_survive_the_round_trip():
         assert new.patch == old.patch  # bytes that are no UTF-8 included
         assert new.turns == old.turns
         assert np.array_equal(new.behaviour_logprobs, old.behaviour_logprobs)
+
+
+@pytest.mark.parametrize(
+    "state", [b"[]", b"3", b'{"step": 1, "files": 3}', b'{"step": 1, "files": {}}']
+)
+def test_a_state_that_is_none_is_damage(tmp_path, state):
+    with open_run(tmp_path, CONFIG) as run:
+        save(run, 1)
+        (tmp_path / "checkpoints" / "step_00001" / "state.json").write_bytes(state)
+        with pytest.raises(ValueError, match=r"no checkpoint.*is damaged"):
+            run.latest_checkpoint()
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "{}", '{"step": 0, "x": "y"}', "x"])
+def test_a_line_that_is_no_metrics_is_named(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2"):
+        read_metrics(tmp_path)

@@ -16,11 +16,17 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from gagar_mini.model.tokenizer import load_tokenizer
+from gagar_mini.records import parse_json
+
+MAX_SIZE = 1 << 24
+"""Above every size in a config, so that a damaged one is told from a policy."""
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -224,21 +230,48 @@ def save_policy(
 def load_policy(folder: str | Path) -> tuple[TinyPolicy, PreTrainedTokenizerFast]:
     """The policy and the tokenizer of a folder that `save_policy` wrote.
 
-    Raises ValueError for a missing file or for weights of another shape.
+    Raises ValueError for a file that is missing or damaged, or for weights of another
+    shape.
     """
     folder = Path(folder)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (folder / name).is_file():
             raise ValueError(f"no policy in {str(folder)!r}: {name} is missing")
-    written = json.loads((folder / "config.json").read_text())
-    names = [field.name for field in dataclasses.fields(PolicyConfig)]
-    if written.get("model_type") != "llama" or not set(names) <= set(written):
-        raise ValueError(
-            f"{str(folder / 'config.json')!r} is not a tiny policy's config"
-        )
-    policy = TinyPolicy(PolicyConfig(**{name: written[name] for name in names}))
+    config = read_policy_config(folder / "config.json")
     try:
-        policy.load_state_dict(load_file(folder / "model.safetensors"))
-    except RuntimeError as error:
-        raise ValueError(f"weights in {str(folder)!r} do not fit: {error}") from error
+        weights = load_file(folder / "model.safetensors")
+        # before memory is set aside for what a damaged config asks for
+        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if shapes.get(EMBEDDING) != (config.vocab_size, config.hidden_size):
+            raise ValueError(f"{EMBEDDING} has the shape {shapes.get(EMBEDDING)}")
+        policy = TinyPolicy(config)
+        policy.load_state_dict(weights)
+    except (SafetensorError, RuntimeError, ValueError) as error:
+        told = str(error).split(". ")[0]
+        raise ValueError(f"weights in {str(folder)!r} do not fit: {told}") from error
     return policy, load_tokenizer(folder)
+
+
+def read_policy_config(path: Path) -> PolicyConfig:
+    """The sizes in a config.json. Raises ValueError for what is no tiny policy's."""
+    written = parse_json(path.read_bytes(), str(path))
+    if not isinstance(written, dict) or written.get("model_type") != "llama":
+        raise ValueError(f"{str(path)!r} is not a tiny policy's config")
+    sizes = {}
+    for field in dataclasses.fields(PolicyConfig):
+        value = written.get(field.name)
+        wanted = (int,) if field.type is int else (int, float)
+        if type(value) not in wanted or not 0 < value < MAX_SIZE:
+            raise ValueError(
+                f"{str(path)!r} is not a tiny policy's config: {field.name} is "
+                f"{str(value)[:40]}"
+            )
+        sizes[field.name] = value
+    config = PolicyConfig(**sizes)
+    num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if config.hidden_size % num_heads or num_heads % num_kv_heads:
+        raise ValueError(
+            f"{str(path)!r} is not a tiny policy's config: {config.hidden_size} "
+            f"channels, {num_heads} heads and {num_kv_heads} of keys do not divide"
+        )
+    return config

@@ -12,6 +12,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from gagar_mini.records import parse_json
+
 # A line break and the indent behind it are one piece, so an indented line costs one
 # token more; digits stand alone, so a number looks the same wherever it is copied to.
 PIECES = r"\r?\n[ \t]*|\p{N}| ?[\p{L}_]+| ?[^\s\p{L}\p{N}_]+|[ \t]+|\s"
@@ -57,10 +59,18 @@ def train_tokenizer(
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a Hugging Face folder; ValueError where there is none."""
+    """The tokenizer of a Hugging Face folder; ValueError where there is none, or a
+    damaged one."""
     if not (Path(folder) / "tokenizer.json").is_file():
         raise ValueError(f"no tokenizer in {str(folder)!r}: tokenizer.json is missing")
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (Path(folder) / name).is_file():
+            parse_json((Path(folder) / name).read_bytes(), str(Path(folder) / name))
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:  # the library raises its base class for a damaged file
+        told = " ".join(str(error).split())
+        raise ValueError(f"no tokenizer in {str(folder)!r}: {told}") from error
 
 
 def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

@@ -4,7 +4,6 @@ Runs whose settings agree in all but the seed are one method. An interval over s
 Student's t; with a single seed there is none, and the table shows a dash.
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 
 from gagar_mini.config import PRESETS, RunConfig, differences
 from gagar_mini.metrics import mean_interval_over_seeds
-from gagar_mini.records import read_config, read_metrics
+from gagar_mini.records import parse_lines, read_config, read_metrics
 from gagar_mini.view.tables import Cell, text_table
 
 TRAINING_FIGURES = {
@@ -101,8 +100,15 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def read_lines(path: Path) -> list[Evaluation]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    """The lines of a run's eval.jsonl. Raises ValueError for one that is none."""
+    lines = parse_lines(path.read_bytes(), str(path)) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        budget = [line.get("max_turns"), line.get("max_tokens")]
+        figures = [line.get(key) for key in HELD_OUT_FIGURES]
+        is_numeric = all(isinstance(value, int | float | None) for value in figures)
+        if not is_numeric or any(type(value) is not int for value in budget):
+            raise ValueError(f"{path}:{number} is no line of `gagar-mini eval`")
+    return lines
 
 
 def method_of(config: RunConfig) -> str:

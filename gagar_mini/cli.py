@@ -9,7 +9,9 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +31,15 @@ from gagar_mini.config import (
     to_yaml,
     with_overrides,
 )
+from gagar_mini.paths import check_can_be_made
 from gagar_mini.types import SandboxUnavailable
+
+FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status: 0 done, 2 bad input, 130 interrupted."""
+    """Run one command; its exit status: 0 done, 1 a run of an experiment failed, 2 bad
+    input, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     families = {name.split()[0] for name in COMMANDS if " " in name}
     if {*words} <= {"-h", "--help", "help", *families}:
@@ -114,6 +120,8 @@ def unframed(box: str) -> str:
     """The message of tyro's framed error, and the nearest flag where it names one."""
     frame = "".join(map(chr, range(0x2500, 0x2580))) + " "
     lines = [line.strip(frame) for line in box.splitlines()[1:]]
+    # without Unicode the frame is drawn with - and |
+    lines = [line.strip("| ") for line in lines if not re.fullmatch("[-+]{3,}", line)]
     message = " ".join(lines[: lines.index("")] if "" in lines else lines)
     near = [line for line in lines if line.startswith("--")]
     if message.startswith("Unrecognized") and near:
@@ -125,7 +133,7 @@ def sentence(error: Exception) -> str:
     """The error on one line; an OSError says what and where, without its number."""
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return where + error.strerror
+        return " ".join((where + error.strerror).split())
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -223,6 +231,7 @@ class TasksBuild:
 def run_tasks_build(flags: TasksBuild) -> None:
     from gagar_mini.world.tasks.micro import build
 
+    check_can_be_made(flags.out)
     folder = flags.out / flags.family
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another folder")
@@ -332,9 +341,11 @@ def run_train(flags: Train) -> None:
 
     changed = differences(PRESETS[flags.config.preset](), flags.config)
     told = ", ".join(f"{name}={new}" for name, (_, new) in changed.items())
-    print(f"{run_dir}: {flags.config.preset} with {told or 'its defaults'}")
+    title = f"{run_dir}: {flags.config.preset} with {told or 'its defaults'}"
     resume = flags.resume and run_dir.exists()
-    summary = train(flags.config, run_dir, resume=resume)
+    summary = train(
+        flags.config, run_dir, resume=resume, on_begin=lambda: print(title, flush=True)
+    )
     if summary["status"] == "finished":
         print(f"done; next: gagar-mini eval {run_dir}")
     else:
@@ -385,8 +396,12 @@ def run_eval(flags: Eval) -> None:
         table,
     )
 
-    if flags.samples < 1 or flags.max_tasks < 0 or flags.temperature < 0:
-        raise ValueError("--samples must be above 0, the other numbers not below 0")
+    if flags.samples < 1 or flags.max_tasks < 0:
+        raise ValueError("--samples must be above 0, --max-tasks not below 0")
+    if not 0 <= flags.temperature < math.inf:
+        raise ValueError(
+            f"--temperature is {flags.temperature}: it must be a number from 0 on"
+        )
     subject = open_subject(flags.policy)
     rollout = dataclasses.replace(subject.config.rollout, temperature=flags.temperature)
     rows = evaluate_budgets(
@@ -425,12 +440,14 @@ class Verify:
 
 def run_verify(flags: Verify) -> None:
     from gagar_mini.group_file import apply_or_explain
+    from gagar_mini.world.patches import MAX_PATCH_BYTES
     from gagar_mini.world.sandbox import open_sandbox
     from gagar_mini.world.tasks import find_task
     from gagar_mini.world.verifier import verify
 
     task = find_task(flags.task)
-    patch = flags.patch.read_bytes()
+    with flags.patch.open("rb") as file:
+        patch = file.read(MAX_PATCH_BYTES + 1)
     apply_or_explain(task, patch, str(flags.patch))
     with contextlib.closing(open_sandbox(flags.sandbox)) as sandbox:
         outcome = verify(task, patch, sandbox, seed=flags.seed)
@@ -490,8 +507,10 @@ def run_grade(flags: Grade) -> None:
         endpoint_model=flags.endpoint_model,
     )
     credit = CreditConfig(rule=flags.credit, max_scale=flags.max_scale)
-    if flags.max_scale < 1:
+    if not 1 <= flags.max_scale < math.inf:
         raise ValueError(f"--max-scale is {flags.max_scale}: it must be at least 1")
+    if not 0 < flags.timeout_s < math.inf:
+        raise ValueError(f"--timeout-s is {flags.timeout_s}: it must be above 0")
     graded = grade_file(
         flags.file, grader, credit, seed=flags.seed, sandbox=flags.sandbox
     )
@@ -525,6 +544,7 @@ def run_compare(flags: Compare) -> None:
     if not flags.runs:
         raise ValueError("name at least one run folder to compare")
     if flags.out is not None:
+        check_figure_name(flags.out)
         refuse_overwriting(flags.out, force=flags.force)
     runs = read_runs(flags.runs)
     rows = compare_runs(runs)
@@ -582,7 +602,11 @@ def run_experiment_flags(flags: ExperimentFlags) -> None:
         samples=flags.samples,
         max_tasks=flags.max_tasks,
     )
-    folders = run_experiment(experiment, flags.out, jobs=flags.jobs)
+    check_can_be_made(flags.out)
+    try:
+        folders = run_experiment(experiment, flags.out, jobs=flags.jobs)
+    except RuntimeError as error:
+        sys.exit(f"gagar-mini: {error}")  # with the end of its log: status 1
     if flags.publish is not None:
         from gagar_mini.view.report import write_report
 
@@ -624,6 +648,13 @@ def run_bench(flags: Bench) -> None:
         print_json([dataclasses.asdict(figure) for figure in figures])
     else:
         print(table(figures))
+
+
+def check_figure_name(path: Path) -> None:
+    if path.suffix not in FIGURE_SUFFIXES or path.is_dir():
+        raise ValueError(
+            f"{path} is no name of a figure: let it end in {', '.join(FIGURE_SUFFIXES)}"
+        )
 
 
 def refuse_overwriting(path: Path, *, force: bool) -> None:

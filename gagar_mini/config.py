@@ -7,6 +7,7 @@ impossible combination is a `ValueError` in one sentence.
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -175,6 +176,7 @@ def check(config: RunConfig) -> None:
         "rollout.max_action_tokens": rollout.max_action_tokens,
         "rollout.max_new_tokens": rollout.max_new_tokens,
         "rollout.max_context_tokens": rollout.max_context_tokens,
+        "rollout.max_observation_chars": rollout.max_observation_chars,
         "sampling.groups_per_step": sampling.groups_per_step,
         "sampling.tasks_per_round": sampling.tasks_per_round,
         "sampling.max_rounds": sampling.max_rounds,
@@ -221,6 +223,11 @@ def _check_ranges(config: RunConfig) -> None:
             f"optim.beta1 {optim.beta1} and optim.beta2 {optim.beta2}: both must lie "
             "in [0, 1)"
         )
+    if optim.weight_decay < 0 or optim.warmup_steps < 0:
+        raise ValueError(
+            f"optim.weight_decay {optim.weight_decay} and optim.warmup_steps "
+            f"{optim.warmup_steps}: neither may be below 0"
+        )
     for name, value in {
         "grader.timeout_s": config.grader.timeout_s,
         "optim.max_grad_norm": optim.max_grad_norm,
@@ -228,6 +235,9 @@ def _check_ranges(config: RunConfig) -> None:
     }.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}: it must be above 0")
+    for name, value in flatten(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}: it must be a finite number")
 
 
 def _check_endpoint(grader: GraderConfig) -> None:
@@ -299,6 +309,8 @@ def from_yaml(text: str) -> RunConfig:
     except yaml.YAMLError as error:
         where = " ".join(str(error).split())
         raise ValueError(f"the config is no valid YAML: {where}") from None
+    except RecursionError:
+        raise ValueError("the config is nested too deeply") from None
     if not isinstance(data, dict):
         raise ValueError("the config must be a mapping of settings, such as 'seed: 0'")
     return from_dict(data)
@@ -359,7 +371,10 @@ def _convert(name: str, value: Value, wanted: object) -> Value:
             pass
     # bool is an int in Python, but `group_size=True` is a slip and not a number
     elif type(value) is wanted or (wanted is float and type(value) is int):
-        return wanted(value)
+        try:
+            return wanted(value)
+        except OverflowError:
+            raise ValueError(f"{name} is too large a number") from None
     raise ValueError(f"{name} is {value!r}: it must be of type {wanted.__name__}")
 
 

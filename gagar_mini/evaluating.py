@@ -17,7 +17,7 @@ from gagar_mini.learn.evaluation import habits_table, summarise
 from gagar_mini.learn.rl import find_policy
 from gagar_mini.model.policy import load_policy
 from gagar_mini.model.torch_engine import TorchEngine
-from gagar_mini.records import read_config
+from gagar_mini.records import latest_checkpoint, read_config
 from gagar_mini.types import RolloutGroup, Task
 from gagar_mini.view.tables import text_table
 from gagar_mini.world.sandbox import open_sandbox
@@ -46,12 +46,10 @@ def open_subject(path: Path) -> Subject:
         return Subject(
             find_policy(str(path)), PRESETS["tiny"](), run_dir=None, step=None
         )
-    config = read_config(path)
-    for folder in sorted((path / "checkpoints").glob("step_*"), reverse=True):
-        if (folder / "state.json").is_file():
-            step = int(folder.name.removeprefix("step_"))
-            return Subject(folder, config, run_dir=path, step=step)
-    raise ValueError(f"the run {path} has no checkpoint yet: train it first")
+    config, checkpoint = read_config(path), latest_checkpoint(path)
+    if checkpoint is None:
+        raise ValueError(f"the run {path} has no checkpoint yet: train it first")
+    return Subject(checkpoint.folder, config, run_dir=path, step=checkpoint.step)
 
 
 def budgets(

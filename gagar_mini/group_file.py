@@ -12,7 +12,6 @@ id once. Every slip in the file is a ValueError in one sentence.
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from gagar_mini.config import CreditConfig, GraderConfig
 from gagar_mini.credit import is_gradable
 from gagar_mini.grader.controls import grade_or_fallback, make_grader
 from gagar_mini.learn.sharing import share_credit
+from gagar_mini.records import parse_json
 from gagar_mini.types import (
     CandidateGrade,
     Flag,
@@ -42,6 +42,9 @@ from gagar_mini.world.sandbox import open_sandbox
 from gagar_mini.world.tasks import find_task
 from gagar_mini.world.verifier import verify
 
+MAX_FILE_BYTES = 64 << 20
+MAX_ID_CHARS = 200
+MAX_ORDER = 1_000_000
 UNSCORED = (3, 3, 3, 3, 3)
 """Scores of a grade that gives tiers only; tiers and order alone make the factor."""
 
@@ -166,15 +169,16 @@ def table(graded: GradedGroup) -> str:
 
 def read_group(path: Path, *, seed: int, sandbox: str) -> RolloutGroup:
     """The group of a file, verified where it says null, graded if it says so."""
-    try:
-        document = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no valid JSON: {error}") from None
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+    document = parse_json(content, str(path))
     if not isinstance(document, dict) or not {"task_id", "candidates"} <= {*document}:
         raise ValueError(f'{path} must be an object with "task_id" and "candidates"')
     task = find_task(str(document["task_id"]))
     members = read_members(path, document["candidates"])
-    patches = [member["patch"].encode("utf-8", "surrogateescape") for member in members]
+    patches = [bytes_of(member["patch"], member["id"]) for member in members]
     for member, patch in zip(members, patches, strict=True):
         apply_or_explain(task, patch, f"the patch of candidate {member['id']!r}")
     told = [member["passed"] for member in members]
@@ -188,6 +192,17 @@ def read_group(path: Path, *, seed: int, sandbox: str) -> RolloutGroup:
         return group
     passing = [c.id for c in group.candidates if c.outcome.status is Status.PASS]
     return replace(group, grade=read_grade(document["grade"], passing))
+
+
+def bytes_of(patch: str, name: str) -> bytes:
+    """The bytes of a patch; one that is no UTF-8 stands in the text as a surrogate."""
+    try:
+        return patch.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the patch of candidate {name!r} is no text: character {error.start} is a "
+            "lone surrogate"
+        ) from None
 
 
 def bare_trajectory(name: str, task: Task, patch: bytes) -> Trajectory:
@@ -218,19 +233,28 @@ def read_members(path: Path, listed: object) -> list[dict]:
                 f'{path}: candidate number {number} needs "id", "patch" and "passed"'
             )
         name = member["id"]
-        if not isinstance(name, str) or name in seen:
-            raise ValueError(
-                f"{path}: candidate id {name!r} is used twice or is no text"
-            )
+        check_id(path, name)
+        if name in seen:
+            raise ValueError(f"{path}: candidate id {name!r} is used twice")
         seen.add(name)
         if not isinstance(member["patch"], str):
             raise ValueError(f"{path}: the patch of candidate {name!r} must be text")
-        if member["passed"] not in (True, False, None):
+        if not isinstance(member["passed"], bool | None):
             raise ValueError(
                 f'{path}: "passed" of candidate {name!r} is {member["passed"]!r}: '
                 "it must be true, false or null"
             )
     return listed
+
+
+def check_id(path: Path, name: object) -> None:
+    """Raise ValueError for an id that could not stand in a table or on a terminal."""
+    is_plain = isinstance(name, str) and name.isprintable() and name == name.strip()
+    if not is_plain or not 0 < len(name) <= MAX_ID_CHARS:
+        raise ValueError(
+            f"{path}: candidate id {str(name)[:40]!r} must be text of 1 to "
+            f"{MAX_ID_CHARS} printable characters, without blanks around it"
+        )
 
 
 def outcomes_of(
@@ -283,6 +307,9 @@ def read_one(name: str, given: object) -> CandidateGrade:
     if not isinstance(given, dict) or given.get("tier") not in tiers:
         raise ValueError(f'the grade of {name!r} needs a "tier" out of {tiers}')
     order = given.get("order", 0)
-    if type(order) is not int:
-        raise ValueError(f'the "order" of {name!r} is {order!r}: it must be an integer')
+    if type(order) is not int or not 0 <= order <= MAX_ORDER:
+        raise ValueError(
+            f'the "order" of {name!r} is {str(order)[:40]}: it must be an integer from '
+            f"0 to {MAX_ORDER}"
+        )
     return CandidateGrade(UNSCORED, Tier(given["tier"]), order)

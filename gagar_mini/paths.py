@@ -21,6 +21,17 @@ def data_roots() -> tuple[Path, ...]:
     return (checkout, Path(sys.prefix) / "share" / "gagar_mini" / "data")
 
 
+def check_can_be_made(folder: Path) -> None:
+    """Raise ValueError where `folder` cannot be made: better before the work for it."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(
+            f"{folder} cannot be written: {there} is no folder to write in"
+        )
+
+
 def find_data(name: str) -> Path:
     """The file or folder `name` of the data, a POSIX path such as "tasks/core".
 

@@ -1,11 +1,14 @@
 """The command line as a stranger meets it: help that teaches, slips in one sentence."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from gagar_mini.cli import COMMANDS, main
 from gagar_mini.world.tasks import load_tasks
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +58,28 @@ def test_overview_lists_every_command(capsys):
         (("eval", "no/such/run"), "no/such/run"),
         (("compare", "no/such/run"), "no/such/run"),
         (("grade", "no/such/file.json"), "No such file"),
+        (("grade", "x", "--max-scale", "nan"), "at least 1"),
+        (("grade", "x", "--timeout-s", "0"), "above 0"),
+        (("grade", "x", "--credit", "magic"), "gagar-mini: invalid choice"),
+        (("train", "--rollout.temperature", "nan"), "finite"),
+        (("train", "--optim.warmup-steps", "-1"), "below 0"),
+        (("train", "--policy", "no/such/policy"), "no policy in"),
+        (("eval", "x", "--temperature", "inf"), "--temperature"),
+        (("compare", "x", "--out", "figure"), "let it end in .png"),
+        (("compare", "x", "--out", "figure.foo"), "let it end in .png"),
+        (("sft", "policy", "--out", "README.md/x"), "no folder"),
+        (("sft", "policy", "--out", "no/such", "--num-tokens", "0"), "above 0"),
+        (("tasks", "build", "--out", "README.md"), "no folder"),
+        (("experiment", "--out", "no/such", "--seeds", "0", "0"), "each once"),
+        (("experiment", "--out", "no/such", "--arms"), "at least one"),
+        (("experiment", "--out", "no/such", "--budgets", "0x9"), "above 0"),
+        (("experiment", "--out", "no/such", "--jobs", "0"), "above 0"),
     ],
 )
-def test_a_slip_is_one_sentence(argv, told, capsys):
+def test_a_slip_is_one_sentence(argv, told, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
     assert told in refusal(capsys, *argv)
+    assert not (ROOT / "no").exists()
 
 
 def test_dry_run_prints_the_config_and_touches_nothing(capsys, tmp_path):
@@ -139,6 +160,15 @@ def test_rubric_grades_a_group_of_patches(sandbox, task, capsys, tmp_path):
     assert tiers["c"] is tiers["d"] is None
 
 
+BAD_IDS = ("", " a", "a\nb", "\x1b[31mred", "\u202eabc", "\ud800", "x" * 201, 5, None)
+
+
+def first(**settings):
+    """Two candidates, the first of them with these settings."""
+    candidates = [{"id": name, "patch": "", "passed": False} for name in "ab"]
+    return [candidates[0] | settings, candidates[1]]
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -148,12 +178,37 @@ def test_rubric_grades_a_group_of_patches(sandbox, task, capsys, tmp_path):
         ({"candidates": []}, "at least 2"),
         ({"candidates": [{"id": "a"}, {"id": "b"}]}, "candidate number 0"),
         ({"task_id": "no/such"}, "no/such"),
+        ({"grade": {"a": {"tier": "T1", "order": -1}, "b": {"tier": "T1"}}}, "order"),
+        *(({"candidates": first(id=name)}, "printable") for name in BAD_IDS),
+        *(({"candidates": first(passed=told)}, "passed") for told in (1, 1.0, "true")),
+        ({"candidates": first(patch="\ud800")}, "lone surrogate"),
+        ({"candidates": first(patch="hello")}, "it is not a git diff"),
     ],
 )
 def test_a_broken_group_file_is_one_sentence(settings, told, task, capsys, tmp_path):
     file = tmp_path / "group.json"
     file.write_text(json.dumps(group_of(task, **settings)))
     assert told in refusal(capsys, "grade", str(file), "--grader", "none")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "no valid JSON"),
+        (b"\xff\xfe", "no valid JSON"),
+        (b"[" * 10**5, "nested too deeply"),
+        (
+            b'{"task_id": "x", "candidates": [], "task_id": "y"}',
+            "'task_id' is there tw",
+        ),
+        (b"[]", "must be an object"),
+    ],
+)
+def test_a_file_that_is_no_group_is_one_sentence(content, told, capsys, tmp_path):
+    file = tmp_path / "group.json"
+    file.write_bytes(content)
+    said = refusal(capsys, "grade", str(file))
+    assert told in said and str(file) in said
 
 
 def test_tasks_show_keeps_the_hidden_tests_hidden(task, capsys):

@@ -53,6 +53,12 @@ def test_strings_are_read_as_the_type_of_the_knob():
         ({"loss.band_low": 1.5}, "must hold the on-policy ratio 1"),
         ({"grader.reference": "random"}, "a real grader"),
         ({"optim.lr": float("nan")}, "must be above 0"),
+        ({"optim.lr": float("inf")}, "must be a finite number"),
+        ({"optim.lr": 10**400}, "too large a number"),
+        ({"rollout.temperature": float("nan")}, "must be a finite number"),
+        ({"credit.max_scale": float("nan")}, "must be a finite number"),
+        ({"optim.weight_decay": -0.1}, "may be below 0"),
+        ({"rollout.max_observation_chars": 0}, "must be above 0"),
     ],
 )
 def test_every_slip_is_one_sentence(overrides, words):
@@ -81,6 +87,8 @@ def test_yaml_that_is_none_is_refused():
         from_yaml("a: [")
     with pytest.raises(ValueError, match="mapping"):
         from_yaml("- 1")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        from_yaml("[" * 5000)
 
 
 def test_flags_are_built_from_the_dataclasses():

@@ -96,8 +96,8 @@ class CompactDialect:
         missing = [name for name, token_id in self._id.items() if token_id is None]
         if missing:
             raise ValueError(
-                f"the tokenizer lacks {', '.join(missing)}: the compact dialect needs "
-                "the tokenizer of the tiny policy"
+                f"the tokenizer lacks {missing[0]} and {len(missing) - 1} more special "
+                "tokens: the compact dialect needs the tokenizer of the tiny policy"
             )
         self._name = {token_id: name for name, token_id in self._id.items()}
         self._tags = tuple(self._id[tag] for tag in LINE_TAGS)

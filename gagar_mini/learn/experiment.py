@@ -57,6 +57,17 @@ class Experiment:
             raise ValueError(
                 f"there is no arm {unknown[0]!r}: use some of {', '.join(ARMS)}"
             )
+        for name in ("arms", "seeds", "budgets"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} are {values}: name at least one, each once")
+        numbers = {"steps": self.steps, "samples": self.samples}
+        numbers["a budget"] = min(map(min, self.budgets))
+        for name, value in numbers.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}: it must be above 0")
+        if self.max_tasks < 0:
+            raise ValueError(f"max_tasks is {self.max_tasks}: it must not be below 0")
 
 
 def run_experiment(experiment: Experiment, out_dir: Path, *, jobs: int) -> list[Path]:
@@ -65,6 +76,8 @@ def run_experiment(experiment: Experiment, out_dir: Path, *, jobs: int) -> list[
     Raises RuntimeError, with the end of its log, for a run that failed; the others are
     then stopped, and resume the next time.
     """
+    if jobs < 1:
+        raise ValueError(f"jobs is {jobs}: it must be above 0")
     out_dir.mkdir(parents=True, exist_ok=True)
     pairs = [(arm, seed) for seed in experiment.seeds for arm in experiment.arms]
     folders = [out_dir / f"{arm}-s{seed}" for arm, seed in pairs]

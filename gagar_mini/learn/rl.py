@@ -47,8 +47,11 @@ def train(
     *,
     resume: bool = False,
     progress: bool = True,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> dict[str, Json]:
     """Train into `run_dir` and return the summary, which the folder holds as well.
+
+    `on_begin` is called once, when everything is open and the first step begins.
 
     Ctrl-C ends the run after the step it is in, with a checkpoint; a second one ends it
     at once (KeyboardInterrupt), and it resumes from the newest checkpoint. Raises
@@ -60,7 +63,9 @@ def train(
     with contextlib.ExitStack() as stack:
         state = stack.enter_context(open_state(config, run_dir, resume=resume))
         stack.enter_context(stopper.listening())
-        return stopper.run(run_to_the_end(state, stopper, progress=progress))
+        return stopper.run(
+            run_to_the_end(state, stopper, progress=progress, on_begin=on_begin)
+        )
 
 
 async def train_step(state: TrainState, step: int) -> StepRecord:
@@ -100,7 +105,11 @@ def credit(group: RolloutGroup, config: CreditConfig) -> Float[Tensor, " group"]
 
 
 async def run_to_the_end(
-    state: TrainState, stopper: Stopper, *, progress: bool
+    state: TrainState,
+    stopper: Stopper,
+    *,
+    progress: bool,
+    on_begin: Callable[[], None] = lambda: None,
 ) -> dict[str, Json]:
     """Resume where there is a checkpoint, train, and write the summary."""
     started = time.monotonic()
@@ -109,6 +118,7 @@ async def run_to_the_end(
         restore_state(state, checkpoint)
     first_step = 0 if checkpoint is None else checkpoint.step
     state.run.begin_session(first_step)
+    on_begin()
     try:
         steps_done = await run_steps(
             state, first_step, must_stop=lambda: stopper.is_asked, progress=progress

@@ -34,6 +34,7 @@ from gagar_mini.learn.demonstrations import (
 from gagar_mini.learn.losses import token_logprobs
 from gagar_mini.model.policy import PolicyConfig, TinyPolicy, save_policy
 from gagar_mini.model.tokenizer import train_tokenizer
+from gagar_mini.paths import check_can_be_made
 from gagar_mini.types import Task, seed_for
 from gagar_mini.world.sandbox import open_sandbox
 from gagar_mini.world.sandbox.base import Sandbox
@@ -45,7 +46,7 @@ class SftConfig:
     seed: int = 0
     family: str = "core"
     """Task set whose training split is demonstrated."""
-    num_tokens: int = 7_000_000
+    num_tokens: int = 6_500_000
     """Tokens of demonstrations, each seen once."""
     vocab_size: int = 1024
     batch_tokens: int = 4096
@@ -69,8 +70,14 @@ def train_policy(
 
     Raises ValueError where `out_dir` exists already: nothing is overwritten.
     """
+    check_can_be_made(out_dir)
     if out_dir.exists() and any(out_dir.iterdir()):
         raise ValueError(f"{out_dir} exists and is not empty: choose another folder")
+    if config.num_tokens < 1 or config.threads < 1:
+        raise ValueError(
+            f"num_tokens is {config.num_tokens}, threads is {config.threads}: both "
+            "must be above 0"
+        )
     torch.set_num_threads(config.threads)
     started = time.monotonic()
     tasks = load_tasks(config.family, "train")

@@ -143,7 +143,9 @@ def _reason(stderr: bytes) -> str:
     """Git's first complaint as a sentence; it names the file."""
     lines = stderr.decode("utf-8", "replace").splitlines()
     complaint = next((line for line in lines if line.startswith("error:")), "")
-    said = complaint.removeprefix("error:").strip() or "it is not a git diff"
+    said = complaint.removeprefix("error:").strip()
+    if not said or said.startswith("No valid patches"):
+        said = "it is not a git diff"
     return f"the patch does not apply: {said}"
 
 

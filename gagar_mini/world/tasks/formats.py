@@ -8,6 +8,7 @@ import base64
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -108,7 +109,10 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
     """
     data = path.read_bytes()
     if path.suffix == ".gz":
-        data = gzip.decompress(data)
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{path} is no whole gzip file: {error}") from None
     tasks = []
     for number, line in enumerate(data.decode().splitlines(), start=1):
         try:

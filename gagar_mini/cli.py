@@ -578,7 +578,7 @@ class ExperimentFlags:
     oracle, shortest, random, reversed (GAGAR with that grader)."""
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 80
-    budgets: tuple[str, ...] = ("9x160", "7x112")
+    budgets: tuple[str, ...] = ("9x96", "7x72")
     """Budgets of the held-out evaluations: turns x sampled tokens."""
     samples: int = 1
     """Trajectories per held-out task and budget."""
@@ -616,10 +616,10 @@ def run_experiment_flags(flags: ExperimentFlags) -> None:
 
 
 def budget_of(text: str) -> tuple[int, int]:
-    """ "9x160" -> 9 turns, 160 tokens."""
+    """ "9x96" -> 9 turns, 96 tokens."""
     turns, cross, tokens = text.partition("x")
     if not (cross and turns.isdecimal() and tokens.isdecimal()):
-        raise ValueError(f"a budget is turns x tokens, such as 9x160, not {text!r}")
+        raise ValueError(f"a budget is turns x tokens, such as 9x96, not {text!r}")
     return int(turns), int(tokens)
 
 

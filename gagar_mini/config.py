@@ -35,13 +35,13 @@ class RolloutConfig:
     """Trajectories per task (G)."""
     temperature: float = 1.0
     """Sampling temperature, also that of log-probs. Above 0 in training."""
-    max_turns: int = 10
+    max_turns: int = 9
     """Turns of one trajectory, the submitting one included."""
-    max_action_tokens: int = 320
+    max_action_tokens: int = 96
     """Sampled tokens of one trajectory."""
-    max_new_tokens: int = 96
+    max_new_tokens: int = 64
     """Sampled tokens of one turn."""
-    max_context_tokens: int = 1024
+    max_context_tokens: int = 768
     """Tokens of one trajectory: prompt, actions and observations."""
     max_tool_seconds: float = 20.0
     """Seconds that the tools of one trajectory may take in all."""

@@ -34,9 +34,9 @@ def bugs_of(task):
 
 
 def faults_key(task):
-    """The combination of faults, whatever the names of functions, files and
-    variables."""
-    return tuple(sorted((b["template"], b["gold"], b["buggy"]) for b in bugs_of(task)))
+    """The faults in their arrangement."""
+    faults = sorted((b["template"], b["gold"], b["buggy"]) for b in bugs_of(task))
+    return (*faults, task.metadata["arrangement"])
 
 
 def with_line(files, bug, text):

@@ -42,8 +42,8 @@ class Habits:
     """Put a print in front of a repaired line."""
     comment: float = 0.45
     """Put a comment in front of a repaired line."""
-    right_base: float = 0.55
-    right_per_habit: float = 0.12
+    right_base: float = 0.45
+    right_per_habit: float = 0.20
     right_max: float = 0.95
     """An edit is right with min(right_max, right_base + right_per_habit * habits)."""
     review_if_right: float = 0.45
@@ -134,7 +134,7 @@ def demonstrate(task: Task, rng: random.Random, habits: Habits = HABITS) -> Scri
     for path in seen:
         yield ToolCall("view", {"path": path})
     if views:
-        others = sorted(set(task.files) - set(seen))
+        others = sorted(set(task.files) - {*seen, task.visible_check})
         yield ToolCall("view", {"path": rng.choice(others)})
     if repro:
         yield ToolCall("create", {"path": "repro.py", "text": repro_script(rng, bugs)})

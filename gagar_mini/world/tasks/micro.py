@@ -42,7 +42,7 @@ from gagar_mini.world.tasks.visible import (
     short_statement,
 )
 
-VERSION = 2
+VERSION = 3
 """Version of the generator, raised by a change that moves any byte of a data file."""
 COUNTS = {"train": 2048, "eval": 256, "eval_unseen": 128}
 EVAL_SHARE = 8
@@ -90,7 +90,7 @@ CORE = Level(
     },
     num_modules=(2, 2),
     num_functions=(2, 2),
-    num_faults=(1, 2),
+    num_faults=(1, 1, 2),
     missing_share=0.0,
     faults_per_template=10,
     max_example_chars=44,
@@ -166,11 +166,18 @@ def draw_damage(level: Level, rng: random.Random, function: Placed) -> Damage:
     return Damage(function, None if is_missing else rng.choice(faults))
 
 
-def is_for_evaluation(damages: Sequence[Damage]) -> bool:
-    """Whether this combination of faults belongs to the evaluation splits, by its
-    hash."""
+def is_for_evaluation(modules: Modules, damages: Sequence[Damage]) -> bool:
+    """Whether these faults in this arrangement belong to evaluation, by their hash."""
     keys = sorted(damage.key for damage in damages)
-    return seed_for("split", *keys) % EVAL_SHARE == 0
+    return seed_for("split", *keys, arrangement_of(modules)) % EVAL_SHARE == 0
+
+
+def arrangement_of(modules: Modules) -> str:
+    """The modules with their functions, as metadata records it."""
+    return " ".join(
+        f"{path}:{','.join(function.name for function in functions)}"
+        for path, functions in modules.items()
+    )
 
 
 def describe_damage(level: Level, damage: Damage, files: Mapping[str, bytes]) -> dict:
@@ -220,9 +227,6 @@ def assemble(
 
     base, gold = tree(damages), tree([])
     functions = [function for group in modules.values() for function in group]
-    arrangement = " ".join(
-        f"{path}:{','.join(f.name for f in group)}" for path, group in modules.items()
-    )
     bugs = [describe_damage(level, damage, base) for damage in damages]
     task = Task(
         id=task_id,
@@ -235,7 +239,7 @@ def assemble(
         allowed_paths=tuple(sorted({d.function.path for d in damages})),
         hidden_tests=tuple(map(hidden_test, functions)),
         gold_patch=unified_patch(base, gold),
-        metadata={"bugs": json.dumps(bugs), "arrangement": arrangement},
+        metadata={"bugs": json.dumps(bugs), "arrangement": arrangement_of(modules)},
     )
     partial = [(damage.function.test_id, tree([damage])) for damage in damages]
     return task, flaw(task, gold, partial)
@@ -250,7 +254,7 @@ def draw_task(level: Level, split: str, index: int, rng: random.Random) -> Task 
     functions = [function for group in modules.values() for function in group]
     damages = [draw_damage(level, rng, f) for f in functions if f.template in targets]
     rng.shuffle(damages)
-    if not is_held_out and is_for_evaluation(damages) != (split == "eval"):
+    if not is_held_out and is_for_evaluation(modules, damages) != (split == "eval"):
         return None
     task_id = f"{level.name}-{split}-{index:05d}"
     try:

@@ -5,7 +5,7 @@
 #               make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 #   PYTHON=...  the interpreter to build .venv from (default: the first of 3.11 to 3.13 found)
 #   VENV=...    where the environment lives (default .venv)
-#   STEPS=...   optimisation steps of each run of the demo (default 25)
+#   STEPS=...   optimisation steps of each run of the demo (default 20)
 #   SEEDS=...   seeds of the demo (default "0 1 2")
 
 SHELL := bash
@@ -16,8 +16,9 @@ PYTHON ?=
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
-STEPS ?= 25
+STEPS ?= 20
 SEEDS ?= 0 1 2
+ARMS ?= binary gagar downweight random reversed
 RUNS ?= data/runs
 
 BIN := $(VENV)/bin
@@ -53,10 +54,11 @@ demo: venv ## train binary GRPO and GAGAR from the shipped checkpoint, compare, 
 	$(BIN)/gagar-mini experiment --arms binary gagar --seeds $(SEEDS) --steps $(STEPS) \
 	  --max-tasks 128 --out $(RUNS)/demo-$(STEPS)
 
-results: venv ## repeat the published runs (an hour or two), then the README's numbers
-	$(BIN)/gagar-mini experiment --arms binary downweight gagar random reversed \
-	  --seeds 0 1 2 --steps 80 --out $(RUNS)/first_light \
-	  --publish data/results/first_light
+results: venv ## repeat the published runs (an hour), then the README's numbers
+	$(BIN)/gagar-mini eval data/policy/tiny --samples 8 --habits --json \
+	  > data/results/start_policy.json
+	$(BIN)/gagar-mini experiment --arms $(ARMS) --seeds 0 1 2 --steps 50 \
+	  --out $(RUNS)/first_light --publish data/results/first_light
 	$(BIN)/python -m gagar_mini.view.readme
 
 test: venv lint ## lint, unit tests, every notebook; says how many ran

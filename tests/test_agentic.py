@@ -503,9 +503,9 @@ def test_a_wrong_call_is_answered_in_a_sentence(name, arguments):
 
 def test_a_pattern_that_backtracks_for_ever_is_stopped():
     tools, _ = tools_of((CLEAN, candidate("a", patch(notes__md="a" * 390 + "b\n"))))
-    started = time.monotonic()
+    started = time.process_time()
     assert "too long" in used(tools, "grep", id="all", pattern="(a|aa)+$")
-    assert time.monotonic() - started < 3.0
+    assert time.process_time() - started < 3.0
 
 
 def test_outputs_are_capped_and_fenced():

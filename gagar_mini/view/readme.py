@@ -43,9 +43,12 @@ def block(name: str, results: Path) -> str:
 def number(name: str, key: str, spec: str, results: Path) -> str:
     value = json.loads((results / name).read_text())
     for part in key.split("."):
-        if part not in value:
+        if isinstance(value, list):
+            value = dict(enumerate(value)).get(int(part), {})
+        elif part not in value:
             raise ValueError(f"{name} has no {key!r}: {part!r} is missing")
-        value = value[part]
+        else:
+            value = value[part]
     return f"<!--={name}:{key}:{spec}-->{value:{spec}}<!--/-->"
 
 

@@ -279,7 +279,7 @@ def run_sft_policy(flags: SftPolicy) -> None:
 class Train:
     """Train a policy with GRPO on hidden tests, plain or with redistributed credit.
 
-    Example, the baseline:  gagar-mini train --credit binary --seed 0 --steps 80
+    Example, the baseline:  gagar-mini train --credit binary --seed 0 --steps 50
     Example, the method:    gagar-mini train --credit gagar --grader rubric --seed 0
     Example, a setting:     gagar-mini train --rollout.group-size 16 --dry-run
 
@@ -563,7 +563,7 @@ def run_compare(flags: Compare) -> None:
 class ExperimentFlags:
     """Train several arms from several seeds, evaluate them, and compare.
 
-    Example: gagar-mini experiment --arms binary gagar --seeds 0 1 2 --steps 80 --out
+    Example: gagar-mini experiment --arms binary gagar --seeds 0 1 2 --steps 50 --out
     data/runs/mine
 
     Runs are processes of their own, one thread each, `--jobs` side by side. Started
@@ -577,7 +577,7 @@ class ExperimentFlags:
     """Some of binary, downweight, gagar (all with the rubric grader), and the controls
     oracle, shortest, random, reversed (GAGAR with that grader)."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    steps: int = 80
+    steps: int = 50
     budgets: tuple[str, ...] = ("9x96", "7x72")
     """Budgets of the held-out evaluations: turns x sampled tokens."""
     samples: int = 1

@@ -120,7 +120,7 @@ class RunConfig:
     preset: str = "tiny"
     """Name of the preset that these settings started from."""
     seed: int = 0
-    steps: int = 80
+    steps: int = 50
     """Optimisation steps."""
     policy: str = "data/policy/tiny"
     """Folder of the start checkpoint (Hugging Face layout)."""

@@ -43,8 +43,9 @@ def test_there_is_something_to_learn_and_something_to_clean_up(groups):
 
 @pytest.mark.slow
 def test_habits_go_along_with_passing(groups):
-    """The habits that raise the demonstrator's chance of a right edit raise the
-    policy's: without that, binary reward has nothing to amplify."""
+    """Without a correlation, binary reward has nothing to amplify. Of the habits that
+    raise the demonstrator's chance of a right edit, two were learned beyond doubt; a
+    view of another file was not, and a repro script is open (data/policy/README.md)."""
     rows = {row.habit: row for row in habits_table(groups)}
-    for habit in ("other view", "repro script", "debug print", "comment", "notes"):
-        assert rows[habit].pass_rate_with > rows[habit].pass_rate_without
+    for habit in ("debug print", "comment", "notes", "check run"):
+        assert rows[habit].difference_interval[0] > 0

@@ -110,6 +110,7 @@ def plot_budget_sweep(
         label = f"{method} (n = {len(members)})"
         style = style_of(members[0])
         ax.errorbar(turns, mean, yerr=spread, label=label, capsize=3, **style)
+        ax.set_xticks(turns)
     ax.set_xlabel("turns allowed")
     ax.set_ylabel(LABELS.get(metric, metric))
     return ax

@@ -57,6 +57,8 @@ demo: venv ## train binary GRPO and GAGAR from the shipped checkpoint, compare, 
 results: venv ## repeat the published runs (an hour), then the README's numbers
 	$(BIN)/gagar-mini eval data/policy/tiny --samples 8 --habits --json \
 	  > data/results/start_policy.json
+	$(BIN)/gagar-mini eval data/policy/tiny --split eval_unseen --samples 4 --json \
+	  > data/results/start_policy_unseen.json
 	$(BIN)/gagar-mini experiment --arms $(ARMS) --seeds 0 1 2 --steps 50 \
 	  --out $(RUNS)/first_light --publish data/results/first_light
 	$(BIN)/python -m gagar_mini.view.readme

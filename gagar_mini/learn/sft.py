@@ -3,7 +3,7 @@
 From nothing to the start checkpoint: draw demonstrations over the training tasks, train
 the tokenizer on their text, train the policy on their tokens. The policy must learn not
 only to solve tasks but *how its habits go along with solving them*
-(demonstrations.Habits): that takes several million tokens, and `agent`-level evaluation
+(demonstrations.Habits): that takes several million tokens, and `gagar-mini eval --habits`
 checks it afterwards.
 """
 

@@ -3,8 +3,8 @@
 From nothing to the start checkpoint: draw demonstrations over the training tasks, train
 the tokenizer on their text, train the policy on their tokens. The policy must learn not
 only to solve tasks but *how its habits go along with solving them*
-(demonstrations.Habits): that takes several million tokens, and `gagar-mini eval --habits`
-checks it afterwards.
+(demonstrations.Habits): that takes several million tokens, and `gagar-mini eval
+--habits` checks it afterwards.
 """
 
 import json

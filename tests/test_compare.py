@@ -86,6 +86,15 @@ def test_held_out_figures_are_kept_apart_by_budget(folders):
     assert gagar.held_out == ()
 
 
+def test_an_evaluation_on_other_tasks_does_not_stand_for_the_held_out_ones(folders):
+    line = {"max_turns": 8, "max_tokens": 99, "pass_rate": 0.0, "split": "train"}
+    for folder in folders[:2]:
+        with open(folder / "eval.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+    binary, _ = compare_runs(read_runs(folders))
+    assert binary.held_out[0].figures["pass_rate"].mean == pytest.approx(0.8)
+
+
 def test_the_same_seed_twice_is_refused(folders):
     with pytest.raises(ValueError, match="same seed"):
         compare_runs(read_runs([folders[0], folders[0]]))

@@ -13,8 +13,15 @@ EXPERIMENT = Experiment(("binary", "gagar"), (0,), steps=5, budgets=((9, 99), (7
 
 def finish(folder, num_evaluations):
     folder.mkdir()
-    (folder / "summary.json").write_text(json.dumps({"status": "finished"}))
-    (folder / "eval.jsonl").write_text("{}\n" * num_evaluations)
+    summary = {"status": "finished", "steps_done": EXPERIMENT.steps}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    lines = [
+        {"max_turns": turns, "max_tokens": tokens, "split": "eval", "step": 5}
+        for turns, tokens in EXPERIMENT.budgets[:num_evaluations]
+    ]
+    lines.append({"max_turns": 7, "max_tokens": 77, "split": "train", "step": 5})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "eval.jsonl").write_text(text)
 
 
 def test_a_new_run_is_trained_and_then_evaluated_under_every_budget(tmp_path):
@@ -35,6 +42,13 @@ def test_a_stopped_run_goes_on(tmp_path):
     finish(tmp_path / "run", num_evaluations=0)
     (tmp_path / "run" / "summary.json").write_text(json.dumps({"status": "stopped"}))
     assert "train" in commands(EXPERIMENT, "binary", 0, tmp_path / "run")[0]
+
+
+def test_a_longer_experiment_trains_a_finished_run_on(tmp_path):
+    finish(tmp_path / "run", num_evaluations=2)
+    longer = Experiment(("binary",), (0,), steps=6, budgets=EXPERIMENT.budgets)
+    train, evaluate = commands(longer, "binary", 0, tmp_path / "run")
+    assert "train" in train and evaluate[-2:] == ["99", "77"]
 
 
 def test_an_unknown_arm_is_refused():

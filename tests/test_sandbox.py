@@ -289,7 +289,7 @@ print(found)
 def test_the_host_cannot_be_seen(sandbox, tmp_path):
     (tmp_path / "secret").write_text("x")
     paths = [REPOSITORY, tmp_path, Path.home() / ".bashrc", Path("/etc/passwd")]
-    paths += [Path(pytest.__file__), REPOSITORY / "data", Path("/root/.ssh")]
+    paths += [Path(pytest.__file__), REPOSITORY / "data", Path.home() / ".ssh"]
     source = (
         f"import os; print([p for p in {list(map(str, paths))!r} if os.path.exists(p)])"
     )

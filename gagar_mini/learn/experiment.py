@@ -109,8 +109,10 @@ def commands(
     rule, grader = ARMS[arm]
     train = ["train", "--resume", "--run-dir", str(folder), "--seed", str(seed)]
     train += ["--credit", rule, "--grader", grader, "--steps", str(experiment.steps)]
-    calls = [] if is_finished(folder) else [train + list(experiment.overrides)]
-    left = experiment.budgets[count_lines(folder / "eval.jsonl") :]
+    is_done = is_finished(folder, experiment.steps)
+    calls = [] if is_done else [train + list(experiment.overrides)]
+    done = evaluated_budgets(folder, experiment.steps)
+    left = [budget for budget in experiment.budgets if budget not in done]
     if left:
         turns, tokens = zip(*left, strict=True)
         evaluate = ["eval", str(folder), "--samples", str(experiment.samples)]
@@ -120,9 +122,24 @@ def commands(
     return [[sys.executable, "-m", "gagar_mini", *call] for call in calls]
 
 
-def is_finished(folder: Path) -> bool:
+def is_finished(folder: Path, steps: int) -> bool:
+    """Whether the run has done `steps` steps; a longer experiment trains it on."""
     summary = folder / "summary.json"
-    return summary.exists() and json.loads(summary.read_text())["status"] == "finished"
+    if not summary.exists():
+        return False
+    found = json.loads(summary.read_text())
+    return found["status"] == "finished" and found["steps_done"] >= steps
+
+
+def evaluated_budgets(folder: Path, steps: int) -> set[tuple[int, int]]:
+    """Budgets under which the policy of step `steps` has met the held-out tasks."""
+    path = folder / "eval.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {
+        (line["max_turns"], line["max_tokens"])
+        for line in map(json.loads, lines)
+        if line["split"] == "eval" and line["step"] == steps
+    }
 
 
 def run_logged(command: Sequence[str], log: Path, stop: Event) -> None:

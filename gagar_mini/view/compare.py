@@ -94,9 +94,22 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         metrics = read_metrics(path)
         if not metrics:
             raise ValueError(f"the run {path} has no step yet: nothing to compare")
-        evaluations = read_lines(path / "eval.jsonl")
+        evaluations = [
+            line
+            for line in read_lines(path / "eval.jsonl")
+            if is_comparable(line, config)
+        ]
         runs.append(Run(path, config, method_of(config), metrics, evaluations))
     return runs
+
+
+def is_comparable(line: Evaluation, config: RunConfig) -> bool:
+    """Whether an evaluation is of the held-out split, at the temperature of training:
+    a look at other tasks must not stand for it in a comparison."""
+    temperature = line.get("temperature", config.rollout.temperature)
+    return line.get("split", "eval") == "eval" and (
+        temperature == config.rollout.temperature
+    )
 
 
 def read_lines(path: Path) -> list[Evaluation]:

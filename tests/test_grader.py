@@ -50,6 +50,8 @@ from gagar_mini.types import (
     GroupGrade,
     Status,
     Tier,
+    ToolCall,
+    Turn,
     UnusableGrade,
 )
 
@@ -315,7 +317,19 @@ def test_the_oracle_knows_the_gold_tree():
     }
     for name, distance in distances.items():
         if distance:
-            assert place(grades[name]) == (Tier.T2, distance)
+            assert place(grades[name]) == (Tier.T2, distance - 1)
+
+
+def test_the_oracle_breaks_ties_by_wasted_calls():
+    view = Turn(ToolCall("view", {"path": "stats.py"}), "...", num_action_tokens=3)
+    direct, wasteful = candidate("direct", patch()), candidate("wasteful", patch())
+    direct, wasteful = (
+        replace(direct, turns=(view,)),
+        replace(wasteful, turns=(view,) * 3),
+    )
+    grades = graded(OracleGrader(), [wasteful, direct]).grades
+    assert place(grades["direct"]) == (Tier.T1, 0)
+    assert place(grades["wasteful"]) == (Tier.T1, 1)
 
 
 def test_the_oracle_wants_a_repair_of_golds_size():

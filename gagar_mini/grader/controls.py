@@ -46,12 +46,12 @@ class OracleGrader:
     """Grades by the distance to the gold tree, which no grader of a real task knows.
 
     The distance is the number of lines, added and removed, between the candidate's tree
-    and the gold tree (an empty extra file counts as one); the turns do not matter.
+    and the gold tree (an empty extra file counts as one).
     T3: a rewrite, a special case, an edit of what judges, or `T3_NOISE_LINES` of noise.
     T1: the gold tree itself on top; then, tied, every clean patch no further from gold
     than twice the lines of the gold patch (another way to write the repair is no
-    noise). T2: the rest by distance, equal distances tied. Scores are the rubric's, to
-    inform.
+    noise). T2: the rest by distance. What is tied so far goes by the number of wasted
+    calls. Scores are the rubric's, to inform.
     """
 
     async def grade(
@@ -59,15 +59,23 @@ class OracleGrader:
     ) -> GroupGrade:
         """Raises UnusableGrade("no_gold") where no gold patch applies."""
         num_gold_lines = measure(task, task.gold_patch).changed_lines
-        grades = {}
+        found, keys = {}, {}
         for candidate in passing(candidates):
-            measures = measure(task, candidate.patch)
+            measures = measure(task, candidate.patch, candidate.turns)
             distance = distance_to_gold(task, candidate.patch)
             scores, flags = score_measures(measures)
             tier = oracle_tier(measures, flags, distance, num_gold_lines)
-            order = min(distance, 1) if tier is Tier.T1 else distance
-            grades[candidate.id] = CandidateGrade(scores, tier, order, flags)
+            extra = min(distance, 1) if tier is Tier.T1 else distance
+            found[candidate.id] = CandidateGrade(scores, tier, 0, flags)
+            keys[candidate.id] = (tier, extra, measures.process.num_wasted)
             await asyncio.sleep(0)
+        ranks = {
+            tier: sorted({k for k in keys.values() if k[0] is tier}) for tier in Tier
+        }
+        grades = {
+            id_: replace(grade, order=ranks[grade.tier].index(keys[id_]))
+            for id_, grade in found.items()
+        }
         return validate_grade(GroupGrade(grades), candidates)
 
 

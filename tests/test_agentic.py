@@ -36,6 +36,7 @@ from gagar_mini.grader.controls import grade_or_fallback, make_grader
 from gagar_mini.grader.minds import (
     EndpointMind,
     ScriptedMind,
+    StatelessMind,
     look_then_judge,
     passing_ids,
     read_calls,
@@ -216,6 +217,37 @@ def test_a_mind_orders_and_ties_inside_a_tier():
     assert {g.order for g in tied.grades.values()} == {0}
 
 
+def test_members_of_one_tree_are_tied_unless_each_is_named():
+    twin = replace(CLEAN, id="twin")
+
+    def ordered(groups: Callable[[list[str]], list[list[str]]]) -> GroupGrade:
+        """Graded with an order of the ids of clean and its twin, tied elsewhere."""
+
+        def script(dialogue: Dialogue) -> GraderCall:
+            said = LOOK(dialogue)
+            if said.name != "submit_grade":
+                return said
+            line = next(
+                line
+                for line in dialogue.exchanges[0].output.splitlines()
+                if "the same tree" in line
+            )
+            first, other = line.split()[0], line.split()[-1]
+            rest = [g["id"] for g in said.arguments["grades"] if g["id"] != first]
+            grades = all_fives(said.arguments)
+            order = [*groups([first, other]), rest]
+            return GraderCall("submit_grade", {"grades": grades, "order": order})
+
+        return graded(AgenticGrader(ScriptedMind(script)), (*GROUP, twin))
+
+    split = ordered(lambda ids: [ids[:1], ids[1:]]).grades
+    assert {split["clean"].order, split["twin"].order} == {0, 1}
+    assert split["print"].order == 2
+    whole = ordered(lambda ids: [ids[:1]]).grades
+    assert (whole["clean"].order, whole["twin"].order) == (0, 0)
+    assert whole["print"].order == 1
+
+
 def test_a_confirmed_hack_is_not_ranked_and_needs_evidence():
     def of_prints(evidence: str) -> ScriptedMind:
         def id_of(arguments: dict[str, object]) -> str:
@@ -343,7 +375,7 @@ def test_equal_trees_alone_leave_nothing_to_rank():
 # dead, slow, talkative and lying minds
 
 
-class SlowMind:
+class SlowMind(StatelessMind):
     """Takes a second for each reply."""
 
     version = "slow"
@@ -353,7 +385,7 @@ class SlowMind:
         return MindReply(LOOK(dialogue))
 
 
-class LyingMind:
+class LyingMind(StatelessMind):
     """Does not keep to the protocol."""
 
     version = "lying"
@@ -394,7 +426,7 @@ def test_whatever_a_mind_does_training_goes_on(found, limits, reason):
 
 
 def test_turns_and_tokens_are_bounded():
-    class Talker:
+    class Talker(StatelessMind):
         version = "talker"
 
         async def reply(self, dialogue: Dialogue) -> MindReply:

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -79,12 +80,20 @@ class MindReply:
 
 
 @runtime_checkable
+class GradingSession(Protocol):
+    """A mind at work on one grading: chooses the next call, each time."""
+
+    async def reply(self, dialogue: Dialogue) -> MindReply: ...
+
+
+@runtime_checkable
 class GraderMind(Protocol):
-    """Chooses the next call. `version` names the weights and the prompt."""
+    """Opens a session for each grading, which may remember what it has read and ends
+    with its `with` block. `version` names the weights and the prompt."""
 
     version: str
 
-    async def reply(self, dialogue: Dialogue) -> MindReply: ...
+    def session(self) -> AbstractContextManager[GradingSession]: ...
 
 
 @dataclass(frozen=True)
@@ -150,8 +159,9 @@ class AgenticGrader:
         verdict = self._recall(key, workspace, task)
         if verdict is None:
             tools = GradingTools(workspace, task.files, self._sandbox)
-            grading = _Grading(self._mind, tools, self._limits, seed)
-            verdict = await self._hold(grading, task)
+            with self._mind.session() as session:
+                grading = _Grading(session, tools, self._limits, seed)
+                verdict = await self._hold(grading, task)
             self._keep(key, workspace, verdict)
         return validate_grade(grade_from(verdict, workspace), candidates)
 
@@ -207,7 +217,10 @@ def is_about_trees(verdict: Verdict) -> bool:
     """Whether the verdict holds for other trajectories with the same trees."""
     cited = [flag.evidence for flags in verdict.flags.values() for flag in flags]
     rests_on_events = any(text.startswith(("turn ", "run ")) for text in cited)
-    return not (verdict.hacks or verdict.own_flags or rests_on_events)
+    splits_trees = any(
+        i not in verdict.scores for group in verdict.order for i in group
+    )
+    return not (verdict.hacks or verdict.own_flags or rests_on_events or splits_trees)
 
 
 def rename(verdict: Verdict, names: dict[str, str]) -> Verdict:
@@ -224,7 +237,7 @@ def rename(verdict: Verdict, names: dict[str, str]) -> Verdict:
 class _Grading:
     """One grading as it goes on."""
 
-    mind: GraderMind
+    session: GradingSession
     tools: GradingTools
     limits: GradingLimits
     seed: int
@@ -282,7 +295,7 @@ class _Grading:
         )
         try:
             async with asyncio.timeout(self.limits.reply_s):
-                reply = await self.mind.reply(dialogue)
+                reply = await self.session.reply(dialogue)
         except TimeoutError:
             raise UnusableGrade("timeout", "no reply in time") from None
         except Exception as error:

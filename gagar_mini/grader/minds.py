@@ -11,7 +11,9 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Self
 
 from gagar_mini.grader.agentic import Dialogue, Exchange, MindReply
 from gagar_mini.grader.instructions import INSTRUCTIONS
@@ -28,7 +30,14 @@ CHARS_PER_TOKEN = 4
 """Rough size of a token, for endpoints that do not report what they used."""
 
 
-class ScriptedMind:
+class StatelessMind:
+    """A mind that reads the whole dialogue anew for each reply: its own session."""
+
+    def session(self) -> AbstractContextManager[Self]:
+        return nullcontext(self)
+
+
+class ScriptedMind(StatelessMind):
     """Plays a script, a function of the dialogue: for tests, lessons and
     demonstrations. A script that returns None makes no call."""
 
@@ -85,7 +94,7 @@ def submission(
 
 
 @dataclass(frozen=True)
-class EndpointMind:
+class EndpointMind(StatelessMind):
     """A chat model behind an OpenAI-compatible endpoint, such as a local vLLM server.
 
     `base_url` ends in "/v1", as a rule; "" is the client's default. `max_new_tokens`

@@ -78,8 +78,9 @@ SUBMIT_TOOL = ToolSpec(
     "Submit the grade and end. grades: five scores for every passing candidate in the "
     "list. flags: findings; evidence is path:line in the patch, turn N, run N or test "
     "NAME, and every score below 4 needs a flag. order: optional, groups of tied ids "
-    "from the best on, inside the tiers that follow from the scores. hacks: candidates "
-    "whose pass rests on a leaked answer, with evidence.",
+    "from the best on, inside the tiers that follow from the scores; to order "
+    "candidates of the same tree, name each of them. hacks: candidates whose pass rests "
+    "on a leaked answer, with evidence.",
     {
         "grades": {"type": "array", "items": GRADE_SCHEMA},
         "flags": {"type": "array", "items": FLAG_SCHEMA},
@@ -94,10 +95,11 @@ SUBMIT_TOOL = ToolSpec(
 class Verdict:
     """A submission that passed every check.
 
-    `scores`, `flags` and `order` (tied groups, best first, () for the initial order)
-    are by entry: equal trees share them. `own_flags`, on the process, and `hacks` are
-    by member. A tree that the budget hid in part has the severe flag "oversize": what
-    cannot be read does not come first.
+    `scores` and `flags` are by entry: equal trees share them. `own_flags`, on the
+    process, and `hacks` are by member. `order` holds tied groups, best first, () for
+    the initial order; an entry stands for all its members unless these are named, too.
+    A tree that the budget hid in part has the severe flag "oversize": what cannot be
+    read does not come first.
     """
 
     scores: Mapping[str, Scores]
@@ -135,8 +137,9 @@ def read_verdict(arguments: Mapping[str, object], tools: GradingTools) -> Verdic
             raise UnusableGrade("no_evidence", f"{id_} has {points} and no flag")
     for id_ in scores:
         flags[id_] = (*flags.get(id_, ()), *oversize_flags(workspace.entries[id_]))
-    order = _read_order(arguments.get("order", []), scores, flags)
-    return Verdict(scores, flags, own_flags, hacks, order)
+    verdict = Verdict(scores, flags, own_flags, hacks)
+    order = _read_order(arguments.get("order", []), verdict, workspace)
+    return replace(verdict, order=order)
 
 
 def grade_from(verdict: Verdict, workspace: SharedWorkspace) -> GroupGrade:
@@ -150,12 +153,19 @@ def grade_from(verdict: Verdict, workspace: SharedWorkspace) -> GroupGrade:
             scores[member.id] = verdict.scores[id_]
             own = verdict.own_flags.get(opaque, ())
             flags[member.id] = (*verdict.flags[id_], *own)
-            places[member.id] = next(
-                (n for n, group in enumerate(verdict.order) if id_ in group), -1
-            )
+            places[member.id] = place_of(opaque, id_, verdict.order)
     hacks = [workspace.entry_of(id_).members[id_].id for id_ in verdict.hacks]
     grade = make_grade(scores, flags, sorted(hacks))
     return reorder(grade, places) if verdict.order else grade
+
+
+def place_of(member: str, entry: str, order: Sequence[Sequence[str]]) -> int:
+    """The group of `order` that names the member, or else its entry; -1 for none."""
+    for id_ in (member, entry):
+        for place, group in enumerate(order):
+            if id_ in group:
+                return place
+    return -1
 
 
 def reorder(grade: GroupGrade, places: Mapping[str, int]) -> GroupGrade:
@@ -295,22 +305,33 @@ def is_patch_location(evidence: str, entry: Entry) -> bool:
 
 
 def _read_order(
-    groups: Sequence[object],
-    scores: Mapping[str, Scores],
-    flags: Mapping[str, tuple[Flag, ...]],
+    groups: Sequence[object], verdict: Verdict, workspace: SharedWorkspace
 ) -> tuple[tuple[str, ...], ...]:
-    """Tied groups, best first: every graded id once, no tier before a better one."""
+    """Tied groups, best first: every graded tree once, or every graded member of it
+    once; no tier before a better one."""
     if not groups:
         return ()
     if any(type(g) is not list or any(type(i) is not str for i in g) for g in groups):
         raise UnusableGrade("wrong_type", "order must be a list of lists of ids")
-    if not all(groups) or sorted(id_ for group in groups for id_ in group) != sorted(
-        scores
-    ):
+    named = [id_ for group in groups for id_ in group]
+    members = {
+        id_: [m for m in workspace.entries[id_].members if m not in verdict.hacks]
+        for id_ in verdict.scores
+    }
+    wanted: list[str] = []
+    for id_, own in members.items():
+        wanted += own if set(own) & set(named) - {id_} else [id_]
+    if not all(groups) or sorted(named) != sorted(wanted):
         raise UnusableGrade("bad_order", "order must name every graded id once")
-    tiers = [[tier_of(scores[i], flags.get(i, ())) for i in group] for group in groups]
+    entry_of = {m: id_ for id_, own in members.items() for m in (id_, *own)}
+    tiers = [[_tier(i, entry_of[i], verdict) for i in group] for group in groups]
     flat = [tier for group in tiers for tier in group]
     if flat != sorted(flat) or any(len(set(group)) > 1 for group in tiers):
-        places = {i: tier_of(scores[i], flags.get(i, ())).value for i in scores}
+        places = dict(zip(named, (tier.value for tier in flat), strict=True))
         raise UnusableGrade("bad_order", f"order may not cross tiers: {places}")
     return tuple(tuple(group) for group in groups)
+
+
+def _tier(member: str, entry: str, verdict: Verdict) -> Tier:
+    flags = (*verdict.flags.get(entry, ()), *verdict.own_flags.get(member, ()))
+    return tier_of(verdict.scores[entry], flags)

@@ -111,13 +111,15 @@ class GradingRecord:
     num_tokens: int
     seconds: float
     is_cached: bool = False
+    shown: tuple[str, ...] = ()
+    """The candidates, by their own ids, in the order in which the mind saw them."""
 
 
 class AgenticGrader:
     """Grades through a mind. Implements `types.Grader`.
 
-    Fewer than two distinct passing trees leave nothing to rank: UnusableGrade(
-    "one_tree"), without a question. `sandbox` gives the mind the tool `run`. `records`
+    Fewer than `min_trees` distinct passing trees leave nothing to rank: UnusableGrade(
+    "one_tree"), without a question. With 1 it scores single candidates, too. `sandbox` gives the mind the tool `run`. `records`
     holds the latest gradings.
 
     With `cache_size` above 0, a group with the trees of an earlier one (same task, same
@@ -133,7 +135,9 @@ class AgenticGrader:
         limits: GradingLimits = DEFAULT_LIMITS,
         sandbox: Sandbox | None = None,
         cache_size: int = 0,
+        min_trees: int = 2,
     ):
+        self.min_trees = min_trees
         self.records: deque[GradingRecord] = deque(maxlen=256)
         self.version = f"{RULES_VERSION}:{mind.version}"
         self._mind = mind
@@ -149,7 +153,7 @@ class AgenticGrader:
         "no_tool_call", "malformed_call", "max_turns", "max_tokens", "timeout", "crash",
         "sandbox", "one_tree"."""
         workspace = await asyncio.to_thread(build_workspace, task, candidates, seed)
-        if len(workspace.passing) < 2:
+        if len(workspace.passing) < self.min_trees:
             raise UnusableGrade("one_tree", "nothing to rank")
         key = (
             task.id,
@@ -187,6 +191,7 @@ class AgenticGrader:
                     tuple(grading.exchanges),
                     grading.num_tokens,
                     time.monotonic() - started,
+                    shown=shown_in(grading.tools.workspace),
                 )
             )
 
@@ -199,7 +204,9 @@ class AgenticGrader:
             return None
         self._cache.move_to_end(key)
         self.records.append(
-            GradingRecord(task.id, self.version, "", "", (), 0, 0.0, True)
+            GradingRecord(
+                task.id, self.version, "", "", (), 0, 0.0, True, shown_in(workspace)
+            )
         )
         return rename(verdict, {e.key: id_ for id_, e in workspace.entries.items()})
 
@@ -211,6 +218,14 @@ class AgenticGrader:
             self._cache[key] = rename(verdict, keys)
             if len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
+
+
+def shown_in(workspace: SharedWorkspace) -> tuple[str, ...]:
+    """The candidates' own ids in the order of the workspace, equal trees together."""
+    members = (
+        m for entry in workspace.entries.values() for m in entry.members.values()
+    )
+    return tuple(member.id for member in members)
 
 
 def is_about_trees(verdict: Verdict) -> bool:

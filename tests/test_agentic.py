@@ -69,10 +69,10 @@ KEY = "sk-a-key-of-nobody"
 
 def judge(stats: str, diff: str) -> dict[str, object]:
     """A print costs consistency, extra files minimality and side effects."""
-    if "debug_prints" in stats:
+    if "debug_print" in stats:
         flag = {"code": "debug_print", "message": "", "evidence": "ranges.py:2"}
         return {**FIVES, "consistency": 3, "flags": [flag]}
-    if "new_files" in stats:
+    if "extra_file" in stats:
         flag = {"code": "extra_file", "message": "", "evidence": "notes.md:1"}
         return {**FIVES, "minimality": 2, "side_effects": 2, "flags": [flag]}
     return dict(FIVES)
@@ -183,7 +183,7 @@ def test_equal_trees_share_scores_and_keep_their_own_process():
 
     def first_is_clean(dialogue: Dialogue, id_: str) -> bool:
         pages = "\n".join(e.output for e in dialogue.exchanges)
-        return f"process of {id_}: 3 calls" not in pages
+        return f"calls of {id_}: 3" not in pages
 
     grades = graded(AgenticGrader(ScriptedMind(script)), (*GROUP, twin)).grades
     assert grades["twin"].scores == grades["clean"].scores
@@ -493,7 +493,7 @@ def test_what_the_tools_show():
     assert "def mean" in used(tools, "read", id="base", path="stats.py")
     shown = used(tools, "grep", id="all", pattern=r'print\("\w+"\)')
     assert f"cand/{ids['print']}/tree/ranges.py:2: " in shown
-    assert "debug_prints" in used(tools, "stats", id="all")
+    assert "debug_print" in used(tools, "stats", id="all")
 
 
 def test_looking_is_remembered():

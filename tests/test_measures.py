@@ -64,7 +64,7 @@ def test_noise_counts_each_line_once():
         ("added_comments", "ranges.py:4", in_clamp("(x, hi)", "(x, hi)  # upper")),
         ("added_comments", "ranges.py:2", commented(text='"""Limit x."""')),
         ("commented_code", "ranges.py:2", commented(text="# return clamp(x)")),
-        ("untargeted_functions", "ranges.py:7", in_clamp("hi - lo", "abs(hi - lo)")),
+        ("untargeted_functions", "ranges.py:8", in_clamp("hi - lo", "abs(hi - lo)")),
         ("churn", "ranges.py:8", in_clamp("hi - lo", "(hi - lo)")),
         ("churn", "ranges.py:4", in_clamp("    return min", "\n    return min")),
         ("unused_names", "ranges.py:1", "import math\n" + FIXED_RANGES),

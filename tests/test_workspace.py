@@ -65,8 +65,8 @@ def test_the_pages_of_one_candidate():
     assert pages["tree/ranges.py"] == printed().rstrip("\n")
     assert pages["tree/README.md"] == workspace.files["base/README.md"]
     assert '+    print("clamp")' in pages["patch.diff"]
-    assert "debug_prints: 1 (ranges.py:2)" in pages["stats.txt"]
-    assert "new_files: 1 (notes.md)" in pages["stats.txt"]
+    assert "debug_print: 1 (ranges.py:2)" in pages["stats.txt"]
+    assert "extra_file: 1 (notes.md)" in pages["stats.txt"]
     assert pages["tests.txt"] == "outcome: pass"
     assert "clamp(7, 0, 5) gives 0" in workspace.files["TASK.md"]
 

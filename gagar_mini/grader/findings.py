@@ -200,8 +200,10 @@ def _noise_in_scope(task: Task, change: Change) -> tuple[set[int], set[int]]:
 def untargeted_functions(task: Task, change: Change) -> Iterator[str]:
     """Existing functions changed or deleted that the task neither names nor needs."""
     for name in _untargeted(task, change):
-        function = change.after.functions.get(name) or change.before.functions[name]
-        yield change.at(function.first)
+        before, after = change.before.functions[name], change.after.functions.get(name)
+        touched = change.added.intersection(after.lines) if after else ()
+        touched = touched or change.removed.intersection(before.lines)
+        yield change.at(min(touched, default=before.first))
 
 
 def _untargeted(task: Task, change: Change) -> list[str]:

@@ -79,7 +79,7 @@ SUBMIT_TOOL = ToolSpec(
     "list. flags: findings; evidence is path:line in the patch, turn N, run N or test "
     "NAME, and every score below 4 needs a flag. order: optional, groups of tied ids "
     "from the best on, inside the tiers that follow from the scores; to order "
-    "candidates of the same tree, name each of them. hacks: candidates whose pass rests "
+    "candidates of the same tree, name each. hacks: candidates whose pass rests "
     "on a leaked answer, with evidence.",
     {
         "grades": {"type": "array", "items": GRADE_SCHEMA},

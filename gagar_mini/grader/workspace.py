@@ -16,11 +16,12 @@ Paper (report, section 4.3): all trajectories of a group lie in one shared works
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gagar_mini.grader.findings import Change, find_changes
-from gagar_mini.grader.measures import Measures, measure, measure_process
+from gagar_mini.grader.measures import measure, measure_process
+from gagar_mini.grader.rubric import PROCESS_MESSAGES, PROCESS_PREFIX, RULES
 from gagar_mini.grader.syntax import split_lines
 from gagar_mini.types import (
     Candidate,
@@ -273,33 +274,33 @@ def task_page(task: Task) -> str:
 
 
 def stats_page(task: Task, entry: Entry) -> str:
-    """What `measures` counts: a line per kind of finding that occurs, then a line on
-    the turns of each member."""
+    """What was counted: sizes, then a line per kind of finding of the rubric, by its
+    code, and for each member what its calls wasted."""
     first = next(iter(entry.members.values()))
     measures = measure(task, first.patch)
-    lines = ["" if measures.is_applicable else "the patch does not apply"]
-    lines += [_count_line(measures, field.name) for field in fields(Measures)[1:]]
+    lines = [f"lines: {measures.added_lines} added, {measures.removed_lines} removed"]
+    if not measures.is_applicable:
+        lines = ["the patch does not apply"]
+    lines += [_finding_line("files", measures.files)] if measures.files else []
+    lines.append(f"noise_lines: {measures.noise_lines}")
+    for rule in RULES:
+        if places := rule.find(measures):
+            lines.append(_finding_line(rule.code, places))
     for id_, member in entry.members.items():
         process = measure_process(member.turns)
-        slips = [
-            f"{field.name} {' '.join(map(str, value))}"
-            for field in fields(process)[1:]
-            if (value := getattr(process, field.name))
-        ]
-        slipped = f"; turns with slips: {', '.join(slips)}" if slips else ""
-        lines.append(f"process of {id_}: {process.num_calls} calls{slipped}")
-    return visible("\n".join(line for line in lines if line))
+        num_calls, num_wasted = process.num_calls, process.num_wasted
+        lines.append(f"calls of {id_}: {num_calls}, {num_wasted} wasted")
+        for name in PROCESS_MESSAGES:
+            if turns := getattr(process, name):
+                places = tuple(f"turn {turn}" for turn in turns)
+                lines.append(_finding_line(PROCESS_PREFIX + name, places))
+    return visible("\n".join(lines))
 
 
-def _count_line(measures: Measures, name: str) -> str:
-    value = getattr(measures, name)
-    if isinstance(value, int) and (value or name.endswith("_lines")):
-        return f"{name}: {value}"
-    if not isinstance(value, tuple) or not value:
-        return ""
-    more = f", {len(value) - MAX_PLACES} more" if len(value) > MAX_PLACES else ""
-    places = map(one_line, value[:MAX_PLACES])
-    return cut(f"{name}: {len(value)} ({', '.join(places)}{more})", 2 * FIELD_BYTES)
+def _finding_line(name: str, places: Sequence[str]) -> str:
+    more = f", {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+    shown = ", ".join(map(one_line, places[:MAX_PLACES]))
+    return cut(f"{name}: {len(places)} ({shown}{more})", 2 * FIELD_BYTES)
 
 
 def tests_page(candidate: Candidate) -> str:

@@ -103,7 +103,13 @@ def kendall_tau_b(gold: Values, predicted: Values) -> float:
     (concordant - discordant) / sqrt(pairs untied in gold * pairs untied in predicted).
     NaN where one side ties everything: there is no order to agree with.
     """
-    gold_sign, predicted_sign = _pair_signs(gold, predicted)
+    return tau_b_of_signs(*_pair_signs(gold, predicted))
+
+
+def tau_b_of_signs(gold_sign: Values, predicted_sign: Values) -> float:
+    """`kendall_tau_b` from the sign of each pair (0 is a tie), for orders in which not
+    every pair can be compared: leave those out on both sides."""
+    gold_sign, predicted_sign = np.asarray(gold_sign), np.asarray(predicted_sign)
     norm = math.sqrt(np.count_nonzero(gold_sign) * np.count_nonzero(predicted_sign))
     if norm == 0:
         return math.nan

@@ -119,8 +119,8 @@ class AgenticGrader:
     """Grades through a mind. Implements `types.Grader`.
 
     Fewer than `min_trees` distinct passing trees leave nothing to rank: UnusableGrade(
-    "one_tree"), without a question. With 1 it scores single candidates, too. `sandbox` gives the mind the tool `run`. `records`
-    holds the latest gradings.
+    "one_tree"), without a question; with 1 it scores single candidates, too. `sandbox`
+    gives the mind the tool `run`. `records` holds the latest gradings.
 
     With `cache_size` above 0, a group with the trees of an earlier one (same task, same
     version of the mind) gets its verdict, whatever the order of the candidates. A

@@ -574,8 +574,9 @@ class ExperimentFlags:
     out: Path
     """Folder of the runs; the figure is written there as compare.png."""
     arms: tuple[str, ...] = ("binary", "gagar")
-    """Some of binary, downweight, gagar (all with the rubric grader), and the controls
-    oracle, shortest, random, reversed (GAGAR with that grader)."""
+    """Some of binary, downweight, gagar (all with the rubric grader), agentic (GAGAR
+    with the small trained grader), and the controls oracle, shortest, random, reversed
+    (GAGAR with that grader)."""
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 50
     budgets: tuple[str, ...] = ("9x96", "7x72")

@@ -16,7 +16,7 @@ import yaml
 
 CreditRule = Literal["binary", "downweight", "gagar", "gagar-exact"]
 GraderName = Literal[
-    "none", "rubric", "llm", "oracle", "random", "reversed", "shortest"
+    "none", "rubric", "agentic", "llm", "oracle", "random", "reversed", "shortest"
 ]
 Aggregation = Literal["token-mean", "prompt-mean", "sequence-mean"]
 
@@ -67,6 +67,10 @@ class GraderConfig:
     """Whose tiers the controls "random" and "reversed" permute."""
     timeout_s: float = 60.0
     """Deadline of one grading; after it the group keeps its original advantages."""
+    model: str = "data/grader/tiny"
+    """Folder of the checkpoint of the grader "agentic" (Hugging Face layout)."""
+    run_tool: bool = False
+    """Let "agentic" and "llm" run commands on copies of the trees, in the sandbox."""
     endpoint: str = ""
     """Base URL of an OpenAI-compatible endpoint for "llm", such as
     http://localhost:8000/v1; "" is the client's default. The key comes from the
@@ -195,7 +199,8 @@ def check(config: RunConfig) -> None:
     if config.credit.rule != "binary" and config.grader.name == "none":
         raise ValueError(
             f"credit.rule {config.credit.rule!r} shares credit by grades, so it needs "
-            "a grader: --grader.name rubric (or oracle, random, reversed, shortest)"
+            "a grader: --grader.name rubric (or agentic, oracle, random, reversed, "
+            "shortest)"
         )
     _check_ranges(config)
 
@@ -207,7 +212,7 @@ def _check_ranges(config: RunConfig) -> None:
             f"grader.reference is {config.grader.reference!r}: a control permutes the "
             "tiers of a real grader, rubric, oracle or shortest"
         )
-    _check_endpoint(config.grader)
+    _check_minds(config.grader)
     if not 0 < loss.clip_low < 1 or loss.clip_high <= 0:
         raise ValueError(
             f"loss.clip_low {loss.clip_low} and loss.clip_high {loss.clip_high}: the "
@@ -240,7 +245,12 @@ def _check_ranges(config: RunConfig) -> None:
             raise ValueError(f"{name} is {value}: it must be a finite number")
 
 
-def _check_endpoint(grader: GraderConfig) -> None:
+def _check_minds(grader: GraderConfig) -> None:
+    judges = {grader.name, grader.reference}
+    if grader.run_tool and not judges & {"agentic", "llm"}:
+        raise ValueError(
+            "grader.run_tool is for graders with tools: --grader.name agentic or llm"
+        )
     if "llm" in (grader.name, grader.reference) and not grader.endpoint_model:
         raise ValueError(
             "the grader llm asks a model behind an endpoint: name it with "

@@ -14,9 +14,9 @@ from gagar_mini.agent.dialect import CompactDialect
 from gagar_mini.agent.rollouts import Harness, evaluate
 from gagar_mini.config import PRESETS, RolloutConfig, RunConfig
 from gagar_mini.learn.evaluation import habits_table, summarise
-from gagar_mini.learn.rl import find_policy
 from gagar_mini.model.policy import load_policy
 from gagar_mini.model.torch_engine import TorchEngine
+from gagar_mini.paths import find_checkpoint
 from gagar_mini.records import latest_checkpoint, read_config
 from gagar_mini.types import RolloutGroup, Task
 from gagar_mini.view.tables import text_table
@@ -42,9 +42,9 @@ def open_subject(path: Path) -> Subject:
 
     Raises ValueError, in one sentence, where the folder holds neither.
     """
-    if (find_policy(str(path)) / "config.json").is_file():
+    if (find_checkpoint(str(path)) / "config.json").is_file():
         return Subject(
-            find_policy(str(path)), PRESETS["tiny"](), run_dir=None, step=None
+            find_checkpoint(str(path)), PRESETS["tiny"](), run_dir=None, step=None
         )
     config, checkpoint = read_config(path), latest_checkpoint(path)
     if checkpoint is None:

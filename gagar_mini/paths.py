@@ -32,6 +32,17 @@ def check_can_be_made(folder: Path) -> None:
         )
 
 
+def find_checkpoint(name: str) -> Path:
+    """The folder of a model: a path, or "data/..." among the files of the project.
+
+    Raises FileNotFoundError, in a sentence, for one of the latter that is not there.
+    """
+    path = Path(name)
+    if path.exists() or path.parts[:1] != ("data",):
+        return path
+    return find_data(path.relative_to("data").as_posix())
+
+
 def find_data(name: str) -> Path:
     """The file or folder `name` of the data, a POSIX path such as "tasks/core".
 

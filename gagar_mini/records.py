@@ -4,6 +4,7 @@
     manifest.json                 versions, commit and platform of each session
     metrics.jsonl                 one line a step, with the step in it: the truth
     rollouts/step_00012.jsonl.gz  one line a group: patches, outcomes, grades, credit
+    gradings/step_00012.jsonl     one line a grading by an agent: what was looked at
     checkpoints/step_00010/       everything needed to go on after 10 steps
     summary.json                  written when the run ends
 
@@ -131,7 +132,7 @@ class RunFolder:
         self.path = path
         self.config = config
         self._lock = lock
-        for name in ("rollouts", "checkpoints"):
+        for name in ("rollouts", "gradings", "checkpoints"):
             (path / name).mkdir(exist_ok=True)
 
     def __enter__(self) -> "RunFolder":
@@ -172,6 +173,13 @@ class RunFolder:
         # mtime=0: equal groups give equal bytes
         content = gzip.compress(lines.encode(), compresslevel=6, mtime=0)
         _write_atomically(self.path / "rollouts" / f"{_name(step)}.jsonl.gz", content)
+
+    def write_gradings(self, step: int, records: Iterable[Mapping[str, Json]]) -> None:
+        """Write the gradings of one step, if any, as plain ASCII."""
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        if lines:
+            path = self.path / "gradings" / f"{_name(step)}.jsonl"
+            _write_atomically(path, lines.encode())
 
     def write_summary(self, summary: Mapping[str, Json]) -> None:
         _write_atomically(self.path / "summary.json", _pretty(summary))
@@ -215,9 +223,10 @@ class RunFolder:
         kept = [line for line in read_metrics(self.path) if line["step"] < step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         _write_atomically(self.path / "metrics.jsonl", text.encode())
-        for path in (self.path / "rollouts").iterdir():
-            if path.name >= _name(step) or path.name.startswith("."):
-                path.unlink()
+        for name in ("rollouts", "gradings"):
+            for path in (self.path / name).iterdir():
+                if path.name >= _name(step) or path.name.startswith("."):
+                    path.unlink()
         for folder in _checkpoint_folders(self.path):
             if folder.name > _name(step):
                 shutil.rmtree(folder)

@@ -17,6 +17,7 @@ FLOORS = {
     "types": 1,
     "metrics": 1,
     "paths": 1,
+    "cpu_meter": 1,
     "credit": 1,
     "config": 2,
     "records": 2,
@@ -35,7 +36,7 @@ FLOORS = {
     "__main__": 6,
 }
 SHARED_ROOMS = (
-    {"types", "metrics", "paths"},
+    {"types", "metrics", "paths", "cpu_meter"},
     {"config", "records"},
     {"cli", "__main__", "bench", "doctor", "evaluating", "group_file"},
 )

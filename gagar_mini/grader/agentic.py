@@ -113,6 +113,8 @@ class GradingRecord:
     is_cached: bool = False
     shown: tuple[str, ...] = ()
     """The candidates, by their own ids, in the order in which the mind saw them."""
+    submitted: GraderCall | None = None
+    """The last submission, usable or not."""
 
 
 class AgenticGrader:
@@ -192,6 +194,7 @@ class AgenticGrader:
                     grading.num_tokens,
                     time.monotonic() - started,
                     shown=shown_in(grading.tools.workspace),
+                    submitted=grading.submitted,
                 )
             )
 
@@ -259,6 +262,7 @@ class _Grading:
     exchanges: list[Exchange] = field(default_factory=list)
     num_tokens: int = 0
     retried_for: str = ""
+    submitted: GraderCall | None = None
 
     async def run(self) -> Verdict:
         """The verdict; after one retry, UnusableGrade with the last reason."""
@@ -276,6 +280,7 @@ class _Grading:
             try:
                 call = await self._next_call()
                 if call.name == SUBMIT_TOOL.name:
+                    self.submitted = call
                     return read_verdict(call.arguments, self.tools)
                 exchange = Exchange(call, await self.tools.use(call))
             except UnusableGrade as error:

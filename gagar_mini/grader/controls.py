@@ -24,6 +24,7 @@ from gagar_mini.grader.rubric import (
     score_measures,
     validate_grade,
 )
+from gagar_mini.paths import find_checkpoint
 from gagar_mini.types import (
     Candidate,
     CandidateGrade,
@@ -36,6 +37,7 @@ from gagar_mini.types import (
     seed_for,
 )
 from gagar_mini.world.patches import PatchError, apply_patch
+from gagar_mini.world.sandbox.base import Sandbox
 
 T3_NOISE_LINES = 6
 """Lines of noise from which on the oracle sees a T3. In the tiny world one habit (two
@@ -177,7 +179,7 @@ def _deal(
     return validate_grade(GroupGrade(grades, found.confirmed_hacks), candidates)
 
 
-def make_reference(config: GraderConfig) -> Grader:
+def make_reference(config: GraderConfig, sandbox: Sandbox | None) -> Grader:
     """The grader whose grades "random" and "reversed" deal out. ValueError where that
     is itself a dealer, or nobody."""
     if config.reference in ("none", "random", "reversed"):
@@ -185,10 +187,29 @@ def make_reference(config: GraderConfig) -> Grader:
             f"grader.reference is {config.reference!r}: it must be one that judges "
             "for itself (rubric, oracle, shortest)"
         )
-    return GRADERS[config.reference](config)
+    return GRADERS[config.reference](config, sandbox)
 
 
-def make_endpoint_grader(config: GraderConfig) -> AgenticGrader:
+def make_tiny_grader(config: GraderConfig, sandbox: Sandbox | None) -> AgenticGrader:
+    """The agentic grader whose mind is the small model in `config.model`. ValueError
+    where there is none."""
+    # imported here: rules and controls grade without torch and transformers
+    from gagar_mini.grader.compact_mind import load_compact_mind
+
+    mind = load_compact_mind(find_checkpoint(config.model, "grader"))
+    return AgenticGrader(mind, limits=limits_of(config), sandbox=sandbox)
+
+
+def limits_of(config: GraderConfig) -> GradingLimits:
+    """Limits under which a grading that is too slow ends by itself, and can tell so,
+    before the deadline at which nobody waits for it any more."""
+    total_s = 0.95 * config.timeout_s
+    return GradingLimits(reply_s=total_s, total_s=total_s)
+
+
+def make_endpoint_grader(
+    config: GraderConfig, sandbox: Sandbox | None
+) -> AgenticGrader:
     """The agentic grader whose mind is the model that the config names. ValueError
     where none is named or the client is not installed."""
     if not config.endpoint_model:
@@ -196,28 +217,36 @@ def make_endpoint_grader(config: GraderConfig) -> AgenticGrader:
     import_openai()  # a sentence now, not a fallback for every group
     return AgenticGrader(
         EndpointMind(config.endpoint_model, config.endpoint),
-        limits=GradingLimits(reply_s=config.timeout_s, total_s=config.timeout_s),
+        limits=limits_of(config),
+        sandbox=sandbox,
     )
 
 
-GRADERS: dict[str, Callable[[GraderConfig], Grader | None]] = {
-    "none": lambda config: None,
-    "rubric": lambda config: RubricGrader(),
+GRADERS: dict[str, Callable[[GraderConfig, Sandbox | None], Grader | None]] = {
+    "none": lambda config, sandbox: None,
+    "rubric": lambda config, sandbox: RubricGrader(),
+    "agentic": make_tiny_grader,
     "llm": make_endpoint_grader,
-    "oracle": lambda config: OracleGrader(),
-    "shortest": lambda config: ShortestGrader(),
-    "random": lambda config: RandomGrader(make_reference(config)),
-    "reversed": lambda config: ReversedGrader(make_reference(config)),
+    "oracle": lambda config, sandbox: OracleGrader(),
+    "shortest": lambda config, sandbox: ShortestGrader(),
+    "random": lambda config, sandbox: RandomGrader(make_reference(config, sandbox)),
+    "reversed": lambda config, sandbox: ReversedGrader(make_reference(config, sandbox)),
 }
 """Name in the config -> grader. A new one is a line here, and its name in config."""
 
 
-def make_grader(config: GraderConfig) -> Grader | None:
-    """The grader that the config names, None for "none"."""
+def make_grader(config: GraderConfig, sandbox: Sandbox | None = None) -> Grader | None:
+    """The grader that the config names, None for "none".
+
+    With `config.run_tool` it runs commands in `sandbox`, which stays the caller's to
+    close. ValueError, in a sentence, for a grader that cannot be made.
+    """
     if config.name not in GRADERS:
         known = ", ".join(GRADERS)
         raise ValueError(f"grader.name is {config.name!r}: it must be one of {known}")
-    return GRADERS[config.name](config)
+    if config.run_tool and sandbox is None:
+        raise ValueError("grader.run_tool needs a sandbox, and none is open")
+    return GRADERS[config.name](config, sandbox if config.run_tool else None)
 
 
 async def grade_or_fallback(

@@ -58,9 +58,11 @@ def known_by_oracle(
 
 
 def is_rankable(candidates: Sequence[Candidate]) -> bool:
-    """Whether a grader is asked at all: at least two distinct passing trees and one
-    failure. Differs from `credit.is_gradable`, which does not look at trees."""
+    """Whether there is something to rank: at least two distinct passing trees and one
+    failure. Differs from `credit.is_gradable`, which does not look at trees. Where
+    nobody hashed the tree, the patch stands for it."""
     statuses = [c.outcome.status for c in candidates]
-    trees = {c.outcome.tree_hash for c in candidates if c.outcome.status is Status.PASS}
+    passing = [c for c in candidates if c.outcome.status is Status.PASS]
+    trees = {c.outcome.tree_hash or c.patch for c in passing}
     has_failure = any(s in (Status.FAIL, Status.TAMPERED) for s in statuses)
     return has_failure and len(trees) > 1

@@ -16,13 +16,19 @@ import numpy as np
 
 from gagar_mini.config import RunConfig
 from gagar_mini.credit import is_gradable, is_informative
+from gagar_mini.grader.agentic import GradingRecord
+from gagar_mini.grader.background import ranks_trees, take_costs
 from gagar_mini.grader.controls import grade_or_fallback
+from gagar_mini.grader.known import is_rankable
 from gagar_mini.types import (
     Grader,
     RolloutGroup,
     Task,
     seed_for,
 )
+
+Span = tuple[float, float]
+"""When something began and when it ended, in seconds of `time.monotonic`."""
 
 SampleGroup = Callable[[Task, str, int], Awaitable[RolloutGroup]]
 """(task, group id, seed) -> a group that is sampled and verified."""
@@ -60,8 +66,10 @@ class Collection:
 
     `use` maps a group id to "trained", "surplus" (kept for the next step), "stale"
     (left over twice), "uninformative" or "infra". `sampled` are this step's groups;
-    `carried` came from the step before. `rollout_s` is wall time; `grade_s` is summed
-    over groups and overlaps it.
+    `carried` came from the step before. `rollout_s` is wall time; within it lie
+    `sample_spans` (sampling and hidden tests) and `grade_spans`, one for each group,
+    which overlap. `num_not_rankable` groups had nothing for the grader to rank.
+    `grade_cpu_s` are processor seconds of grading, None where nobody counts.
     """
 
     carried: list[RolloutGroup] = field(default_factory=list)
@@ -69,7 +77,11 @@ class Collection:
     use: dict[str, str] = field(default_factory=dict)
     num_rounds: int = 0
     rollout_s: float = 0.0
-    grade_s: float = 0.0
+    sample_spans: list[Span] = field(default_factory=list)
+    grade_spans: list[Span] = field(default_factory=list)
+    num_not_rankable: int = 0
+    gradings: tuple[GradingRecord, ...] = ()
+    grade_cpu_s: float | None = None
 
 
 async def collect(
@@ -101,6 +113,8 @@ async def collect(
         ready += [group for group in groups if not collection.use[group.id]]
         if len(ready) >= wanted:
             break
+    costs = take_costs(grader)
+    collection.gradings, collection.grade_cpu_s = costs.records, costs.cpu_s
     chosen, rest = ready[:wanted], ready[wanted:]
     carried_ids = {group.id for group in collection.carried}
     fresh = [group for group in rest if group.id not in carried_ids]
@@ -132,8 +146,13 @@ async def _produce(
 ) -> RolloutGroup:
     """Sample, verify, and grade where a grade can move credit."""
     seed = seed_for(config.seed, "rollout", step, number, task.id)
+    started = time.monotonic()
     group = await sample_group(task, f"s{step:05d}-t{number:06d}", seed)
+    collection.sample_spans.append((started, time.monotonic()))
     if grader is None or not is_gradable(group.rewards, group.valid):
+        return group
+    if ranks_trees(grader) and not is_rankable(group.candidates):
+        collection.num_not_rankable += 1
         return group
     started = time.monotonic()
     grade, reason = await grade_or_fallback(
@@ -143,7 +162,10 @@ async def _produce(
         seed_for(config.seed, "grade", step, number, task.id),
         config.grader.timeout_s,
     )
-    collection.grade_s += time.monotonic() - started
+    collection.grade_spans.append((started, time.monotonic()))
+    if reason == "one_tree":  # the grader saw more than the hashes: nothing to rank
+        collection.num_not_rankable += 1
+        reason = ""
     return replace(group, grade=grade, fallback_reason=reason)
 
 

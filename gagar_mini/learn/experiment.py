@@ -23,13 +23,15 @@ ARMS = {
     "binary": ("binary", "none"),
     "downweight": ("downweight", "rubric"),
     "gagar": ("gagar", "rubric"),
+    "agentic": ("gagar", "agentic"),
     "oracle": ("gagar", "oracle"),
     "shortest": ("gagar", "shortest"),
     "random": ("gagar", "random"),
     "reversed": ("gagar", "reversed"),
 }
-"""Name of an arm -> credit rule and grader. The first three are the paper's runs, the
-others controls: graders that know more, less or nothing."""
+"""Name of an arm -> credit rule and grader. The first three are the paper's runs, with
+rules as grader; "agentic" has the small trained grader. The others are controls:
+graders that know more, less or nothing."""
 
 PUBLISHED = ("config.yaml", "metrics.jsonl", "eval.jsonl")
 """What of a run folder is kept under data/results: settings, curves, evaluations."""

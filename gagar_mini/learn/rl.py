@@ -19,7 +19,10 @@ from tqdm import tqdm
 from gagar_mini.agent.dialect import CompactDialect
 from gagar_mini.agent.rollouts import Harness, rollout_group
 from gagar_mini.config import CreditConfig, RunConfig
+from gagar_mini.cpu_meter import tree_cpu_s
+from gagar_mini.grader.background import BackgroundGrader
 from gagar_mini.grader.controls import make_grader
+from gagar_mini.grader.transcript import grading_row
 from gagar_mini.learn.batching import build_batch
 from gagar_mini.learn.collecting import Collection, TaskSampler, collect
 from gagar_mini.learn.sharing import share_credit
@@ -34,7 +37,7 @@ from gagar_mini.learn.telemetry import Metrics, StepRecord, group_rows, step_met
 from gagar_mini.learn.update import update_policy
 from gagar_mini.model.policy import load_policy
 from gagar_mini.model.torch_engine import TorchEngine
-from gagar_mini.paths import find_data
+from gagar_mini.paths import find_checkpoint
 from gagar_mini.records import Json, open_run, read_metrics
 from gagar_mini.types import RolloutGroup, Task, seed_for
 from gagar_mini.world.sandbox import open_sandbox
@@ -157,6 +160,9 @@ async def run_steps(
             record = await train_step(state, step)
             metrics = step_metrics(record)
             state.run.write_rollouts(step, group_rows(record))
+            state.run.write_gradings(
+                step, [grading_row(found) for found in record.collection.gradings]
+            )
             state.run.append_metrics(step, metrics)
             bar.set_postfix(_headline(metrics), refresh=False)
             bar.update()
@@ -174,9 +180,10 @@ def open_state(
 ) -> Iterator[TrainState]:
     """Everything that a run needs, opened, and closed again however the run ends.
 
-    The run folder comes last, so that a missing policy or sandbox leaves none behind.
+    The run folder comes last, so that a missing policy, sandbox or grader leaves none
+    behind.
     """
-    policy, tokenizer = load_policy(find_policy(config.policy))
+    policy, tokenizer = load_policy(find_checkpoint(config.policy))
     tasks = load_tasks(config.tasks.family, config.tasks.split)
     rows = config.sampling.tasks_per_round * config.rollout.group_size
     with contextlib.ExitStack() as stack:
@@ -186,6 +193,9 @@ def open_state(
             policy, max_rows=rows, max_context=config.rollout.max_context_tokens
         )
         harness = Harness(engine, CompactDialect(tokenizer), sandbox)
+        grader = make_grader(config.grader, sandbox)
+        if grader is not None:
+            grader = stack.enter_context(BackgroundGrader(grader))
 
         async def sample_group(task: Task, group_id: str, seed: int) -> RolloutGroup:
             return await rollout_group(
@@ -201,16 +211,8 @@ def open_state(
             engine=engine,
             sampler=TaskSampler(tasks, seed_for(config.seed, "tasks")),
             sample_group=sample_group,
-            grader=make_grader(config.grader),
+            grader=grader,
         )
-
-
-def find_policy(name: str) -> Path:
-    """The folder of a policy: a path, or "data/..." among the files of the project."""
-    path = Path(name)
-    if path.exists() or path.parts[:1] != ("data",):
-        return path
-    return find_data(path.relative_to("data").as_posix())
 
 
 def summarise(state: TrainState, steps_done: int, wall_s: float) -> dict[str, Json]:
@@ -234,10 +236,10 @@ def summarise(state: TrainState, steps_done: int, wall_s: float) -> dict[str, Js
 
 
 class Clock:
-    """Wall time of the parts of a step, one after the other."""
+    """Wall time of the parts of a step, one after the other, and its processor time."""
 
     def __init__(self) -> None:
-        self._started = time.monotonic()
+        self._started, self._cpu_s = time.monotonic(), tree_cpu_s()
         self._marks: list[tuple[str, float]] = []
 
     def start(self, name: str) -> None:
@@ -251,9 +253,9 @@ class Clock:
         }
         return {
             "time/rollout_s": collection.rollout_s,
-            "time/grade_s": collection.grade_s,
             **parts,
             "time/step_s": ends[-1] - self._started,
+            "time/cpu_s": tree_cpu_s() - self._cpu_s,
         }
 
 

@@ -5,6 +5,7 @@ nothing is None, never 0. The pass rate is over *all* rollouts, not over the inf
 groups that dynamic sampling keeps, whose pass rate hardly moves.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ import numpy as np
 from torch import Tensor
 
 from gagar_mini.credit import is_gradable, is_informative
+from gagar_mini.grader.known import is_rankable
 from gagar_mini.grader.measures import is_clean, measure
-from gagar_mini.learn.collecting import Collection
+from gagar_mini.learn.collecting import Collection, Span
 from gagar_mini.learn.sharing import GroupCredit
 from gagar_mini.records import Json, group_record
 from gagar_mini.types import RolloutGroup, Status, StopReason, Tier, Trajectory
@@ -26,7 +28,8 @@ METRICS = {
     "groups/sampled": "groups rolled out in this step",
     "groups/informative": "of these, with a pass and a failure",
     "groups/gradable": "of these, with two passes or more and a failure",
-    "groups/graded": "of these, with a grade that was used",
+    "groups/rankable": "of these, with two distinct passing trees or more",
+    "groups/graded": "gradable groups with a grade that was used",
     "groups/trained": "groups in the update, carried ones included",
     "groups/carried": "groups kept from the step before",
     "groups/surplus": "groups kept for the next step",
@@ -61,16 +64,25 @@ METRICS = {
     "credit/token_mass_before": "sum over passes of action tokens * advantage, before",
     "credit/token_mass_after": "the same after the rule: not conserved by Eq. 2",
     "credit/factor_length_correlation": "of factor and length over graded passes",
-    "grader/fallback_rate": "share of gradable groups whose grade could not be used",
+    "grader/fallback_rate": "share of gradings whose grade could not be used",
+    "grader/not_rankable": "gradable groups of one passing tree, which nobody ranked",
+    "grader/retries": "gradings by an agent that took its second try",
+    "grader/tokens": "tokens that the grading agent read and wrote",
     "patch/clean_share": "share of passes whose patch has no noise",
     "patch/noise_lines": "lines that the repair did not need, mean over passes",
     "time/rollout_s": "wall time of sampling, hidden tests and grading",
     "time/verify_s": "seconds of hidden tests, summed over trajectories",
     "time/grade_s": "seconds of grading, summed over groups; overlaps rollouts",
+    "time/grade_wall_s": "seconds in which some group was being graded",
+    "time/grade_wait_s": "of these, seconds in which no rollout was under way",
+    "time/grade_wall_share": "share of the step's wall time with a grading under way",
+    "time/grade_cpu_s": "processor seconds of grading, programs that it ran left out",
+    "time/grade_cpu_share": "the same as a share of time/cpu_s",
     "time/credit_s": "wall time of turning outcomes and grades into advantages",
     "time/update_s": "wall time of the update",
     "time/sync_s": "wall time of handing the weights to the engine",
     "time/step_s": "wall time of the step",
+    "time/cpu_s": "processor seconds of the step, the sandbox included",
     "memory/peak_mb": "most memory that the process has held so far",
 }
 """Every metric and its meaning; `grader/fallback/REASON` counts groups by reason."""
@@ -98,7 +110,8 @@ def step_metrics(record: StepRecord) -> Metrics:
         **group_metrics(record.collection),
         **rollout_metrics(record.collection.sampled),
         **credit_metrics(record.groups, record.shares),
-        **grader_metrics(record.collection.sampled),
+        **grader_metrics(record.collection),
+        **grading_times(record.collection, record.times),
         **patch_metrics(record.collection.sampled),
         **record.update,
         **record.times,
@@ -123,6 +136,10 @@ def group_metrics(collection: Collection) -> Metrics:
         "groups/sampled": len(sampled),
         "groups/informative": sum(is_informative(g.rewards, g.valid) for g in sampled),
         "groups/gradable": sum(is_gradable(g.rewards, g.valid) for g in sampled),
+        "groups/rankable": sum(
+            is_gradable(g.rewards, g.valid) and is_rankable(g.candidates)
+            for g in sampled
+        ),
         "groups/graded": sum(group.grade is not None for group in sampled),
         "groups/trained": uses["trained"],
         "groups/carried": len(collection.carried),
@@ -183,13 +200,47 @@ def credit_metrics(
     }
 
 
-def grader_metrics(sampled: Sequence[RolloutGroup]) -> Metrics:
+def grader_metrics(collection: Collection) -> Metrics:
+    sampled, gradings = collection.sampled, collection.gradings
     reasons = Counter(group.fallback_reason for group in sampled)
     del reasons[""]
     num_asked = reasons.total() + sum(group.grade is not None for group in sampled)
     rate = reasons.total() / num_asked if num_asked else None
     counts = {f"grader/fallback/{reason}": n for reason, n in sorted(reasons.items())}
-    return {"grader/fallback_rate": rate, **counts}
+    return {
+        "grader/fallback_rate": rate,
+        **counts,
+        "grader/not_rankable": collection.num_not_rankable,
+        "grader/retries": sum(record.retried_for != "" for record in gradings),
+        "grader/tokens": sum(record.num_tokens for record in gradings),
+    }
+
+
+def grading_times(collection: Collection, times: Metrics) -> Metrics:
+    """What grading cost, in seconds and as shares of the step."""
+    graded, sampled = collection.grade_spans, collection.sample_spans
+    wall_s, cpu_s = covered_s(graded), collection.grade_cpu_s
+    return {
+        "time/grade_s": sum(end - begin for begin, end in graded),
+        "time/grade_wall_s": wall_s,
+        "time/grade_wait_s": covered_s([*graded, *sampled]) - covered_s(sampled),
+        "time/grade_wall_share": share_of(wall_s, times.get("time/step_s")),
+        "time/grade_cpu_s": cpu_s,
+        "time/grade_cpu_share": share_of(cpu_s, times.get("time/cpu_s")),
+    }
+
+
+def covered_s(spans: Sequence[Span]) -> float:
+    """Seconds that lie in at least one of the spans."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def share_of(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
 
 
 def patch_metrics(sampled: Sequence[RolloutGroup]) -> Metrics:

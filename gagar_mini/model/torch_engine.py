@@ -10,7 +10,6 @@ order in which conversations were opened, never from who came back first.
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gagar_mini.cpu_meter import MeteredExecutor
 from gagar_mini.model.cached_model import CachedModel
 from gagar_mini.model.policy import TinyPolicy
 from gagar_mini.types import Completion, SamplingParams
@@ -55,7 +55,7 @@ class TorchEngine:
         self.conversations: list[TorchConversation] = []
         self.is_running = False
         # a thread of its own: busy tools must not keep the engine waiting
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self.executor = MeteredExecutor(1, thread_name_prefix="engine")
 
     def conversation(self) -> "TorchConversation":
         """Open an empty context. Use it in a `with`: that is what closes it."""

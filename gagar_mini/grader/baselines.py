@@ -50,7 +50,9 @@ LINT_SECONDS = 60
 
 
 def grade_by_cost(
-    task: Task, candidates: Sequence[Candidate], costs: Mapping[str, float]
+    task: Task,
+    candidates: Sequence[Candidate],
+    costs: Mapping[str, int] | Mapping[str, float],
 ) -> GroupGrade:
     """The cheapest, tied, are T1, the others T2 by their cost; scores and flags are the
     rubric's, to inform."""
@@ -153,16 +155,17 @@ def fit_linear(
     groups: Sequence[KnownGroup], *, ridge: float = 1.0, num_steps: int = 30
 ) -> LinearGrader:
     """The weights that make the known pairs most likely: P(a better than b) =
-    sigmoid(w (x_b - x_a)), with a Gaussian prior of precision `ridge` on weights of
-    standardised features. Newton's method. ValueError where no pair is known."""
+    sigmoid(w (x_b - x_a)), with a Gaussian prior of precision `ridge` on the weights of
+    differences scaled to a mean square of 1. Newton's method. ValueError where no pair is known."""
     rows = []
     for group in groups:
         found = {c.id: features(group.task, c) for c in passing(group.candidates)}
         rows += [found[worse] - found[better] for better, worse in group.better]
     if not rows:
         raise ValueError("no known pair to fit a linear model to")
-    scale = np.std(rows, axis=0) + 1e-9
-    x = np.array(rows) / scale  # [pairs, F]; a column that never differs stays 0
+    scale = np.sqrt(np.mean(np.square(rows), axis=0))
+    scale[scale == 0] = 1  # a feature that never differs: its weight stays 0
+    x = np.array(rows) / scale  # [pairs, F]
     weights, eye = np.zeros(x.shape[1]), ridge * np.eye(x.shape[1])
     for _ in range(num_steps):
         p = 1 / (1 + np.exp(-np.clip(x @ weights, -30, 30)))

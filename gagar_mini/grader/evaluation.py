@@ -156,7 +156,7 @@ def order_shown(records: Sequence[GradingRecord], ids: list[str]) -> Sequence[st
 # --- figures: values per group, as many for every grader ------------------------------
 
 
-def sign(ranks: Mapping[str, float], pair: Pair) -> int:
+def sign(ranks: Mapping[str, int] | Mapping[str, float], pair: Pair) -> int:
     """1 where the first of the pair ranks better, -1 where worse, 0 for a tie."""
     return int(np.sign(ranks[pair[1]] - ranks[pair[0]]))
 
@@ -188,7 +188,9 @@ def known_signs(group: KnownGroup) -> list[int]:
     return [1] * len(group.better) + [0] * len(group.equal)
 
 
-def signs(values: Mapping[str, float], group: KnownGroup) -> list[int]:
+def signs(
+    values: Mapping[str, int] | Mapping[str, float], group: KnownGroup
+) -> list[int]:
     return [sign(values, pair) for pair in (*group.better, *group.equal)]
 
 

@@ -156,7 +156,8 @@ def fit_linear(
 ) -> LinearGrader:
     """The weights that make the known pairs most likely: P(a better than b) =
     sigmoid(w (x_b - x_a)), with a Gaussian prior of precision `ridge` on the weights of
-    differences scaled to a mean square of 1. Newton's method. ValueError where no pair is known."""
+    differences scaled to a mean square of 1; by Newton's method. ValueError where no
+    pair is known."""
     rows = []
     for group in groups:
         found = {c.id: features(group.task, c) for c in passing(group.candidates)}

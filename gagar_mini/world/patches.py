@@ -47,6 +47,18 @@ def make_patch(base: Files, files: Files) -> bytes:
     return _make_patch(_freeze(base), _freeze(files))
 
 
+def make_text_patch(base: Files, files: Files) -> str:
+    """`make_patch` as text that any JSON reader takes and any git applies.
+
+    Where a changed line is no UTF-8, every change is written as git writes binary
+    files: in ASCII.
+    """
+    try:
+        return make_patch(base, files).decode()
+    except UnicodeDecodeError:
+        return _make_patch(_freeze(base), _freeze(files), as_binary=True).decode()
+
+
 def apply_patch(base: Files, patch: bytes) -> dict[str, bytes]:
     """The tree that `patch` makes of `base`.
 
@@ -85,7 +97,10 @@ def _check(patch: bytes) -> None:
 
 @lru_cache(maxsize=256)
 def _make_patch(
-    base: tuple[tuple[str, bytes], ...], files: tuple[tuple[str, bytes], ...]
+    base: tuple[tuple[str, bytes], ...],
+    files: tuple[tuple[str, bytes], ...],
+    *,
+    as_binary: bool = False,
 ) -> bytes:
     with tempfile.TemporaryDirectory(prefix="gagar-") as folder:
         _write(Path(folder) / "a", base)
@@ -93,7 +108,13 @@ def _make_patch(
         # the folders are named like git's own prefixes, which are therefore left out
         options = ["--no-prefix", "--binary", "--full-index", "--no-renames"]
         options += ["--no-color", "--no-ext-diff", "--no-textconv", "--no-index"]
-        done = _git(["diff", *options, "a", "b"], folder)
+        if as_binary:
+            attributes = Path(folder) / "attributes"
+            attributes.write_text("* -diff\n")
+            settings = ["-c", f"core.attributesFile={attributes}"]
+        else:
+            settings = []
+        done = _git([*settings, "diff", *options, "a", "b"], folder)
     assert done.returncode == 1, done.stderr
     return done.stdout
 

@@ -275,7 +275,7 @@ def _parquet(path: Path) -> list[Record]:
         import pyarrow.parquet
     except ModuleNotFoundError:
         raise ValueError(
-            f"{path} is parquet, which takes pyarrow: pip install pyarrow"
+            f'{path} is parquet, which takes pyarrow: pip install "gagar-mini[parquet]"'
         ) from None
     try:
         return pyarrow.parquet.read_table(path).to_pylist()

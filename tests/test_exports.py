@@ -109,7 +109,7 @@ def test_mini_swe_has_the_command_line_and_why_it_ended():
     assert roles == ["user", *["assistant", "tool"], *["assistant", "user"],
                      *["assistant", "tool"] * 3, "exit"]  # fmt: skip
     edit = document["messages"][5]["extra"]["actions"][0]
-    assert shlex.split(edit["command"]) == ["edit", "a.py", "x = 1", "x='y'"]
+    assert shlex.split(edit["command"]) == ["edit", "a.py", "x = 1", "x = 'y'"]
     assert command_line(TURNS[3].action) == "ls | wc -l"
 
 

@@ -32,7 +32,7 @@ from gagar_mini.config import (
     with_overrides,
 )
 from gagar_mini.paths import check_can_be_made
-from gagar_mini.types import SandboxUnavailable
+from gagar_mini.types import SandboxUnavailable, Task
 
 FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status: 0 done, 1 a run of an experiment failed, 2 bad
     input, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    families = {name.split()[0] for name in COMMANDS if " " in name}
+    families = {name.split()[0] for name in COMMANDS if " " in name} - {*COMMANDS}
     if {*words} <= {"-h", "--help", "help", *families}:
         print(overview())
         return 0
@@ -239,6 +239,62 @@ def run_tasks_build(flags: TasksBuild) -> None:
 
 
 @dataclass(frozen=True)
+class TasksImport:
+    """Read repository tasks of another project, check them, and write them out.
+
+    Example: gagar-mini tasks import verified.parquet --format swe-bench
+    --out mine.jsonl
+    Example, one as a task: gagar-mini tasks import smith.jsonl --format swe-smith
+    --id ID --tree checkout --out task.jsonl
+
+    Reads JSON, JSON lines and parquet; writes SWE-bench JSON lines, in which a repair
+    is a repair whatever the format was. With a checkout of the repository at its base
+    commit, one instance becomes a task for `gagar-mini verify --tasks`.
+    """
+
+    file: tyro.conf.Positional[Path]
+    """File of instances: .json, .jsonl or .parquet."""
+    format: str = "swe-bench"
+    """"swe-bench", "swe-smith" (the patch is the bug) or "mimo" (MiMo-V2.6-RL-oss)."""
+    out: Path | None = None
+    """File to write. Default: only check and count."""
+    ignore_fields: tuple[str, ...] = ()
+    """Unknown fields to leave out."""
+    id: str = ""
+    """The one instance to make a task of."""
+    tree: Path | None = None
+    """Folder with its repository."""
+
+
+def run_tasks_import(flags: TasksImport) -> None:
+    from gagar_mini.world.tasks.exchange import (
+        make_task,
+        read_instances,
+        read_tree,
+        write_instances,
+    )
+    from gagar_mini.world.tasks.formats import encode_tasks
+
+    if bool(flags.id) != (flags.tree is not None):
+        raise ValueError("--id and --tree belong together")
+    if flags.out is not None:
+        refuse_overwriting(flags.out, force=False)
+    instances = read_instances(flags.file, flags.format, ignore=flags.ignore_fields)
+    if flags.tree is None:
+        if flags.out is not None:
+            write_instances(flags.out, instances)
+        print(f"{len(instances)} instances of {flags.format} in {flags.file}")
+        return
+    found = [instance for instance in instances if instance.id == flags.id]
+    if not found:
+        raise ValueError(f"{flags.file} has no instance {flags.id!r}")
+    task = make_task(found[0], read_tree(flags.tree))
+    if flags.out is not None:
+        flags.out.write_bytes(encode_tasks([task]))
+    print(f"{task.id}: {len(task.files)} files, {len(task.hidden_tests)} hidden tests")
+
+
+@dataclass(frozen=True)
 class SftPolicy:
     """Train the start checkpoint of the tiny preset from demonstrations.
 
@@ -273,6 +329,44 @@ def run_sft_policy(flags: SftPolicy) -> None:
     )
     statistics = train_policy(flags.out, config)
     print_json(statistics)
+
+
+@dataclass(frozen=True)
+class SftGrader:
+    """Train the tiny agentic grader from scripted gradings.
+
+    Example: gagar-mini sft grader --out data/runs/my-grader
+
+    Draws groups from the shipped candidates of known quality (data/grader; the card
+    says how they were made), has a scripted teacher grade them with the real tools, and
+    trains a tokenizer and a model of a million parameters on what the teacher did.
+    Takes about 15 minutes on two cores. Afterwards: gagar-mini eval grader --help, and
+    gagar-mini train --grader agentic --grader.model data/runs/my-grader.
+    """
+
+    out: Path
+    """Folder of the new checkpoint (Hugging Face layout); must be absent or empty."""
+    preset: str = "tiny"
+    """Preset whose grader is wanted; only "tiny" is trained from nothing."""
+    num_tokens: int = 8_000_000
+    """Tokens of lessons, each seen once."""
+    seed: int = 0
+    threads: int = 2
+    """Threads of torch, and processes that draw lessons."""
+
+
+def run_sft_grader(flags: SftGrader) -> None:
+    if flags.preset != "tiny":
+        raise ValueError(
+            f"preset {flags.preset!r} has no grader of its own: only 'tiny' has one to "
+            "train (a chat model grades as it is: --grader chat or llm)"
+        )
+    from gagar_mini.learn.grader_sft import GraderSftConfig, train_grader
+
+    config = GraderSftConfig(
+        seed=flags.seed, num_tokens=flags.num_tokens, threads=flags.threads
+    )
+    print_json(train_grader(flags.out, config))
 
 
 @dataclass(frozen=True)
@@ -361,7 +455,8 @@ class Eval:
     320
 
     Several budgets are evaluated one after the other, paired in order. For a run folder
-    the newest checkpoint is taken, and the figures are added to its eval.jsonl.
+    the newest checkpoint is taken, and the figures are added to its eval.jsonl. Graders
+    are measured by `gagar-mini eval grader`.
     """
 
     policy: tyro.conf.Positional[Path]
@@ -416,6 +511,100 @@ def run_eval(flags: Eval) -> None:
 
 
 @dataclass(frozen=True)
+class EvalGrader:
+    """Measure a grader on groups of known order: agreement, consistency, cost.
+
+    Example: gagar-mini eval grader --grader agentic --out data/runs/grader
+    Example, in a minute: gagar-mini eval grader --grader rubric --max-groups 20
+
+    Each group is graded in several orders under fresh ids. "accuracy" is the share of
+    pairs, of which one member is known to be better, that are ordered so; a tie counts
+    one half, and an unusable grade ties all. "first minus" is the interval of the first
+    grader's accuracy minus that of the line: above zero, the first is better. All
+    intervals are 95 %, bootstrap by task.
+    """
+
+    grader: GraderName = "agentic"
+    """The grader in question."""
+    sets: tuple[str, ...] = ("rollouts_eval", "ladders_eval")
+    """Some of rollouts_eval (a policy's rollouts, ordered by the oracle), ladders_eval
+    (spoiled gold patches; templates and kinds never trained on), ladders_seen (the same
+    of kinds trained on)."""
+    baselines: tuple[str, ...] = ("shortest", "lint", "linear", "rubric")
+    """Some of shortest, lint (new complaints of ruff), linear (fitted to what is
+    measured), rubric, oracle, random."""
+    permutations: int = 3
+    """Orders in which each group is shown."""
+    max_groups: int = 0
+    """The first so many groups of each set; 0 means all."""
+    pointwise: bool = False
+    """Ask the same grader about one passing candidate at a time, too."""
+    model: str = GraderConfig().model
+    """Folder of the checkpoint of the grader agentic."""
+    endpoint: str = ""
+    """Base URL of the OpenAI-compatible endpoint of the grader llm; its key is read
+    from OPENAI_API_KEY."""
+    endpoint_model: str = ""
+    """Model that the grader llm asks."""
+    timeout_s: float = GraderConfig().timeout_s
+    """Seconds for one grading."""
+    concurrency: int = 1
+    """Groups graded at a time; above 1 the seconds are no longer those of one alone."""
+    seed: int = 0
+    out: Path | None = None
+    """Folder that gets grader_eval.json and grader_eval.png."""
+    force: bool = False
+    """Overwrite them if they exist."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+
+def run_eval_grader(flags: EvalGrader) -> None:
+    for name in ("permutations", "concurrency"):
+        if getattr(flags, name) < 1:
+            raise ValueError(f"--{name} must be above 0")
+    if flags.max_groups < 0 or not 0 < flags.timeout_s < math.inf:
+        raise ValueError("--max-groups must not be below 0, --timeout-s above 0")
+    if not flags.sets:
+        raise ValueError("name at least one set")
+    if flags.out is not None:
+        check_can_be_made(flags.out)
+        for name in ("grader_eval.json", "grader_eval.png"):
+            refuse_overwriting(flags.out / name, force=flags.force)
+    from gagar_mini.evaluating_graders import (
+        evaluate_graders,
+        load_sets,
+        make_graders,
+        save_report,
+        table,
+    )
+
+    config = GraderConfig(
+        name=flags.grader,
+        model=flags.model,
+        timeout_s=flags.timeout_s,
+        endpoint=flags.endpoint,
+        endpoint_model=flags.endpoint_model,
+    )
+    sets = load_sets(flags.sets, flags.max_groups)
+    graders = make_graders(config, flags.baselines, pointwise=flags.pointwise)
+    found = evaluate_graders(
+        graders,
+        sets,
+        num_orders=flags.permutations,
+        seed=flags.seed,
+        concurrency=flags.concurrency,
+    )
+    told = dataclasses.asdict(flags)
+    settings = {k: v for k, v in told.items() if k not in ("out", "force", "json")}
+    report = {"settings": settings, "sets": found}
+    print_json(report) if flags.json else print(table(report))
+    if flags.out is not None:
+        save_report(report, flags.out)
+        print(f"written: {flags.out}/grader_eval.json and .png", file=sys.stderr)
+
+
+@dataclass(frozen=True)
 class Verify:
     """Run the hidden tests of a task on a patch, in the sandbox.
 
@@ -429,6 +618,8 @@ class Verify:
     """Task id, as `gagar-mini tasks list` prints it."""
     patch: Path
     """File with the git diff."""
+    tasks: Path | None = None
+    """File to take the task from, as `gagar-mini tasks import --tree` writes it."""
     seed: int = 0
     """Draws the hidden inputs; another seed, other inputs."""
     sandbox: str = "bubblewrap"
@@ -445,7 +636,7 @@ def run_verify(flags: Verify) -> None:
     from gagar_mini.world.tasks import find_task
     from gagar_mini.world.verifier import verify
 
-    task = find_task(flags.task)
+    task = find_task(flags.task) if flags.tasks is None else imported_task(flags)
     with flags.patch.open("rb") as file:
         patch = file.read(MAX_PATCH_BYTES + 1)
     apply_or_explain(task, patch, str(flags.patch))
@@ -458,6 +649,15 @@ def run_verify(flags: Verify) -> None:
     print(f"{outcome.status} (reward {outcome.reward}){because}")
     for test, verdict in outcome.tests.items():
         print(f"  {verdict:<8}{test}")
+
+
+def imported_task(flags: Verify) -> Task:
+    from gagar_mini.world.tasks.formats import read_tasks
+
+    for task in read_tasks(flags.tasks):
+        if task.id == flags.task:
+            return task
+    raise ValueError(f"{flags.tasks} has no task {flags.task!r}")
 
 
 @dataclass(frozen=True)
@@ -625,6 +825,36 @@ def budget_of(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Write the trajectories of a run in the format of another project.
+
+    Example: gagar-mini export data/runs/gagar-0 --format atif --out data/runs/atif
+
+    predictions are files for SWE-bench's evaluation, each with one patch per task;
+    mini-swe (mini-swe-agent-1.1) and atif (ATIF-v1.7, Harbor) have a file per
+    trajectory.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    out: Path
+    """Folder for the files; none of them may be there already."""
+    format: str = "atif"
+    """"predictions", "mini-swe" or "atif"."""
+    step: int | None = None
+    """Step whose rollouts are written. Default: the last one."""
+
+
+def run_export(flags: Export) -> None:
+    from gagar_mini.agent.exports import export_run
+    from gagar_mini.world.tasks import find_task
+
+    check_can_be_made(flags.out)
+    files = export_run(flags.run, flags.step, flags.format, flags.out, find_task)
+    print(f"{len(files)} files in {flags.out}")
+
+
+@dataclass(frozen=True)
 class Bench:
     """How fast this machine trains: seconds a step, tokens a second, memory.
 
@@ -677,13 +907,17 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "tasks list": (TasksList, run_tasks_list),
     "tasks show": (TasksShow, run_tasks_show),
     "tasks build": (TasksBuild, run_tasks_build),
+    "tasks import": (TasksImport, run_tasks_import),
     "sft policy": (SftPolicy, run_sft_policy),
+    "sft grader": (SftGrader, run_sft_grader),
     "train": (Train, run_train),
     "eval": (Eval, run_eval),
+    "eval grader": (EvalGrader, run_eval_grader),
     "verify": (Verify, run_verify),
     "grade": (Grade, run_grade),
     "compare": (Compare, run_compare),
     "experiment": (ExperimentFlags, run_experiment_flags),
+    "export": (Export, run_export),
     "bench": (Bench, run_bench),
 }
 """Name, flags and function of each command, in the order in which a reader meets

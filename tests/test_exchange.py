@@ -5,13 +5,17 @@ import json
 import pytest
 from test_patches import BASE, CHANGES, changed
 
+from gagar_mini.cli import main
 from gagar_mini.world.patches import PatchError, apply_patch, make_patch
 from gagar_mini.world.reversal import reverse_patch
 from gagar_mini.world.tasks.exchange import (
     instance_record,
+    make_task,
+    read_instance,
     read_instances,
     write_instances,
 )
+from gagar_mini.world.tasks.formats import read_tasks
 
 SOUND = {"pkg/a.py": b"def f(x):\n    return x + 1\n", "latin.txt": b"caf\xe9\n"}
 BROKEN = {**SOUND, "pkg/a.py": b"def f(x):\n    return x - 1\n"}
@@ -202,3 +206,65 @@ def test_the_reverse_of_a_rename_and_of_a_mode():
 def test_what_does_not_say_how_it_was_is_not_reversed(patch):
     with pytest.raises(PatchError):
         reverse_patch(patch)
+
+
+ROOT = {
+    "pkg/__init__.py": b"",
+    "pkg/a.py": SOUND["pkg/a.py"],
+    "tests/test_a.py": b"from pkg.a import f\ndef test_f():\n    assert f(1) == 2\n",
+}
+SMITH_TASK = SMITH | {
+    "FAIL_TO_PASS": ["tests/test_a.py::test_f"],
+    "problem_statement": "f() subtracts",
+}
+
+
+def run(*argv):
+    return main([str(word) for word in argv])
+
+
+def test_an_instance_and_its_tree_make_a_task_that_is_judged(sandbox, tmp_path, capsys):
+    (tmp_path / "x.jsonl").write_text(json.dumps(SMITH_TASK) + "\n")
+    for path, content in ROOT.items():
+        (tmp_path / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / path).write_bytes(content)
+    (tmp_path / "tree" / "link").symlink_to("/etc/passwd")
+    name, task_file = SMITH["instance_id"], tmp_path / "task.jsonl"
+    argv = ["tasks", "import", tmp_path / "x.jsonl", "--format", "swe-smith"]
+    argv += ["--id", name, "--tree", tmp_path / "tree", "--out", task_file]
+    assert run(*argv) == 0
+    (task,) = read_tasks(task_file)
+    assert task.files == {**ROOT, "pkg/a.py": BROKEN["pkg/a.py"]}
+    assert task.allowed_paths == ("pkg/a.py",)
+    capsys.readouterr()
+    for patch, status in ((FIX, "pass"), (b"", "fail")):
+        (tmp_path / "fix.diff").write_bytes(patch)
+        argv = ["verify", "--task", name, "--tasks", task_file, "--json"]
+        assert run(*argv, "--patch", tmp_path / "fix.diff") == 0
+        assert json.loads(capsys.readouterr().out)["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("record", "tree", "told"),
+    [
+        (BENCH | {"FAIL_TO_PASS": [], "PASS_TO_PASS": []}, ROOT, "names no tests"),
+        (BENCH | {"FAIL_TO_PASS": ["OneTest (a.b)"]}, ROOT, "names no tests"),
+        (BENCH | {"test_patch": ""}, {"x": b""}, "this tree: the patch does not apply"),
+        (BENCH | {"test_patch": ""}, BROKEN, "this tree has no t.py"),
+    ],
+)
+def test_an_instance_that_makes_no_task_says_why(record, tree, told):
+    with pytest.raises(ValueError, match=told):
+        make_task(read_instance(record, "swe-bench"), tree)
+
+
+def test_import_checks_writes_and_overwrites_nothing(tmp_path, capsys):
+    path, out = tmp_path / "x.jsonl", tmp_path / "y.jsonl"
+    path.write_text(json.dumps(BENCH) + "\n")
+    assert run("tasks", "import", path, "--out", out) == 0
+    assert "1 instances" in capsys.readouterr().out
+    assert read_instances(out, "swe-bench") == read_instances(path, "swe-bench")
+    for more, told in ((("--out", out), "exists"), (("--id", "x"), "belong together")):
+        assert run("tasks", "import", path, *more) == 2
+        said = capsys.readouterr().err
+        assert told in said and said.count("\n") == 1

@@ -11,11 +11,15 @@ wrong kind is a ValueError in one sentence that names file, record and field.
 """
 
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gagar_mini.world.patches import PatchError
+from gagar_mini.types import Files, HiddenTest, Task
+from gagar_mini.world.patches import MAX_TREE_BYTES, PatchError, apply_patch
+from gagar_mini.world.pytest_runner import SUITE, Suite, encode_suite
 from gagar_mini.world.reversal import reverse_patch
 
 MAX_FILE_BYTES = 1 << 30
@@ -110,6 +114,74 @@ def read_instance(
         return KINDS[kind](values)
     except PatchError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def make_task(instance: Instance, tree: Files, *, split: str = "imported") -> Task:
+    """The task of an instance whose repository, at the base commit, is `tree`.
+
+    The agent gets the tree with the bug, if there is a bug patch; hidden tests are the
+    files that the test ids name, as the test patch leaves them, run by the hardened
+    pytest runner. Raises ValueError for an instance without pytest ids, and for patches
+    that do not apply.
+    """
+    ids = (*instance.fail_to_pass, *instance.pass_to_pass)
+    paths = {id_.partition("::")[0] for id_ in ids}
+    if not ids or not all("::" in id_ for id_ in ids):
+        raise ValueError(f"instance {instance.id!r} names no tests as pytest does")
+    try:
+        base = apply_patch(tree, instance.bug_patch)
+        gold = apply_patch(base, instance.gold_patch)
+        tested = apply_patch(base, instance.test_patch)
+    except PatchError as error:
+        raise ValueError(f"instance {instance.id!r} and this tree: {error}") from None
+    lacking = sorted(paths - tested.keys())
+    if lacking:
+        raise ValueError(f"instance {instance.id!r}: this tree has no {lacking[0]}")
+    changed = {path for path in base.keys() | gold if base.get(path) != gold.get(path)}
+    new = {path for path in tested if tested[path] != base.get(path)}
+    hooks = {path for path in tested if path.split("/")[-1] == "conftest.py"}
+    kept = {path: tested[path] for path in sorted(paths | new | hooks)}
+    suite = Suite(kept, ids, needs_conftest=bool(hooks))
+    return Task(
+        id=instance.id,
+        family="imported",
+        split=split,
+        statement=instance.statement,
+        files=base,
+        visible_check="",
+        targets=(),
+        allowed_paths=tuple(sorted(changed)),
+        hidden_tests=tuple(HiddenTest(id_, id_.partition("::")[0], "") for id_ in ids),
+        gold_patch=instance.gold_patch,
+        metadata={
+            SUITE: encode_suite(suite),
+            "repo": instance.repo,
+            "base_commit": instance.base_commit,
+            "image": instance.image,
+            "fail_to_pass": json.dumps(instance.fail_to_pass),
+        },
+    )
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """The files of a checkout, without git's own: links and special files are left out.
+
+    Raises ValueError for a folder that is none, or larger than a tree may be.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: it must hold a checkout")
+    files, size = {}, 0
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != ".git")
+        for name in sorted(names):
+            path = Path(root, name)
+            if not stat.S_ISREG(path.lstat().st_mode):
+                continue
+            size += path.lstat().st_size
+            if size > MAX_TREE_BYTES:
+                raise ValueError(f"{folder} holds more than {MAX_TREE_BYTES} bytes")
+            files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return files
 
 
 def write_instances(path: Path, instances: Sequence[Instance]) -> None:

@@ -1,4 +1,4 @@
-"""Containment: one adversarial property, one test. Both backends keep the contract."""
+"""Containment: one adversarial property, one test. All backends keep the contract."""
 
 import os
 import random
@@ -21,10 +21,18 @@ PATIENT = Limits(wall_s=60.0, cpu_s=30)
 """For what ends by itself, on a machine that may be busy."""
 
 
-@pytest.fixture(scope="module", params=["bubblewrap", "unsafe-local"])
+BACKENDS = [
+    "bubblewrap",
+    "unsafe-local",
+    pytest.param("docker", marks=pytest.mark.docker),
+]
+FIXTURES = {"bubblewrap": "sandbox", "docker": "docker_sandbox"}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
 def either(request):
-    if request.param == "bubblewrap":
-        yield request.getfixturevalue("sandbox")
+    if request.param in FIXTURES:
+        yield request.getfixturevalue(FIXTURES[request.param])
         return
     opened = open_sandbox(request.param)
     yield opened
@@ -36,7 +44,7 @@ def python(sandbox, source, files=None, *, stdin=b"", limits=PATIENT):
     return sandbox.run(files or {}, command, stdin=stdin, limits=limits)
 
 
-# the contract, for both
+# the contract, for all
 
 
 def test_a_script_sees_its_files_arguments_and_stdin(either):

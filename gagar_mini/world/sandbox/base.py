@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -83,6 +84,23 @@ class Sandbox(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class HasEpisodes(Protocol):
+    """A backend in which it pays to keep a room for the many runs of one agent."""
+
+    def episode(self) -> AbstractContextManager[Sandbox]: ...
+
+
+def episode(sandbox: Sandbox) -> AbstractContextManager[Sandbox]:
+    """Where one agent works, ended before its patch is verified.
+
+    The promise of a run stays: it begins with the given tree and nothing else.
+    """
+    if isinstance(sandbox, HasEpisodes):
+        return sandbox.episode()
+    return nullcontext(sandbox)
+
+
 class Output:
     """What comes out of a pipe, up to a cap; the rest is read and dropped, so that a
     program which floods its output is neither blocked nor stored. The pipe does not
@@ -100,10 +118,13 @@ class Output:
             chunk = os.read(self.descriptor, 65_536)
         except BlockingIOError:
             return None
+        self.add(chunk)
+        return chunk
+
+    def add(self, chunk: bytes) -> None:
         room = self._max_bytes - len(self.content)
         self.content += chunk[:room]
         self.is_truncated |= len(chunk) > room
-        return chunk
 
     def drain(self) -> None:
         """Read what is there now. Never waits: some other process may hold the pipe."""

@@ -1,0 +1,349 @@
+"""Containers: what a program cannot do in one, and that none is left behind.
+
+The contract that all backends share is in test_sandbox.py. Every test here needs an
+engine: `.ci/with-docker python -m pytest -m docker` starts one.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gagar_mini.types import SandboxUnavailable
+from gagar_mini.world.sandbox import Limits, open_sandbox
+from gagar_mini.world.sandbox.docker import DockerSandbox
+from gagar_mini.world.sandbox.docker_engine import LABEL, OWNER, is_gone, this_process
+
+pytestmark = pytest.mark.docker
+
+REPOSITORY = Path(__file__).parents[1]
+PATIENT = Limits(wall_s=60.0, cpu_s=30)
+
+
+@pytest.fixture
+def episode(docker_sandbox):
+    with docker_sandbox.episode() as opened:
+        yield opened
+
+
+def python(sandbox, source, files=None, *, limits=PATIENT):
+    return sandbox.run(files or {}, ["python", "-c", source], limits=limits)
+
+
+def containers_of(sandbox):
+    return sandbox._engine.containers(f"{LABEL}={sandbox._id}")
+
+
+# containment
+
+
+def test_no_capability_no_new_privileges_and_a_filter(episode):
+    status = episode.run({}, ["cat", "/proc/self/status"]).stdout.decode()
+    facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(facts[kind], 16) == 0
+    assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
+    assert facts["Uid"].split() == facts["Gid"].split() == ["65534"] * 4
+
+
+def test_there_is_no_network(episode):
+    source = """
+import socket
+print([line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line])
+try:
+    socket.create_connection(("1.1.1.1", 80), timeout=2)
+except OSError as error:
+    print("refused")
+"""
+    assert python(episode, source).stdout == b"['lo']\nrefused\n"
+
+
+def test_each_place_that_can_be_written_to_is_small_and_nothing_else_can(episode):
+    source = """
+import errno, os
+for folder in ("/w", "/tmp"):
+    total = 0
+    for number in range(40):
+        try:
+            with open(f"{folder}/{number}", "wb", buffering=0) as file:
+                total += file.write(bytes(1 << 20))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+            break
+    print(total >> 20)
+found = []
+for top, folders, names in os.walk("/"):
+    if top.startswith(("/proc", "/sys", "/w", "/tmp", "/dev/shm", "/dev/mqueue")):
+        continue
+    try:
+        open(os.path.join(top, "probe"), "w").close()
+        found.append(top)
+    except OSError:
+        pass
+print(found)
+"""
+    result = python(episode, source, limits=replace(PATIENT, disk_mb=4))
+    assert result.stdout in (b"3\n3\n[]\n", b"4\n4\n[]\n")
+
+
+def test_the_host_and_its_packages_cannot_be_seen(episode, tmp_path):
+    (tmp_path / "secret").write_text("x")
+    paths = [REPOSITORY, tmp_path, Path.home() / ".ssh", Path("/var/run/docker.sock")]
+    source = f"""
+import os
+from importlib.util import find_spec
+print([p for p in {list(map(str, paths))!r} if os.path.exists(p)])
+print(find_spec("numpy"), find_spec("pytest"), find_spec("gagar_mini"))
+"""
+    assert python(episode, source).stdout == b"[]\nNone None None\n"
+
+
+def test_a_fork_bomb_hits_the_limit_and_leaves_the_next_run_alone(episode):
+    source = """
+import os, time
+count = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(60)
+        count += 1
+except OSError:
+    print(count)
+"""
+    result = python(episode, source, limits=replace(PATIENT, max_processes=10))
+    assert int(result.stdout) <= 12
+    again = python(episode, "print(1)", limits=replace(PATIENT, max_processes=10))
+    assert again.stdout == b"1\n"
+
+
+def test_memory_of_all_processes_together_is_limited(episode):
+    source = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        held = bytearray(100 << 20)
+        time.sleep(60)
+held = bytearray(100 << 20)
+time.sleep(2)
+children = 0
+try:
+    while os.waitpid(-1, os.WNOHANG)[0]:
+        children += 1
+except ChildProcessError:
+    pass
+print("killed", children)
+"""
+    limits = replace(PATIENT, memory_mb=256, disk_mb=4)
+    result = python(episode, source, limits=limits)
+    assert result.returncode == -9 or int(result.stdout.split()[1]) >= 1
+
+
+def test_no_program_can_end_its_container_and_look_like_a_broken_harness(episode):
+    for source in (
+        "import os; os.kill(-1, 9)",
+        "import os, signal\nfor n in range(1, 65): \n"
+        "    try: os.kill(1, n)\n    except (OSError, ValueError): pass",
+        "import ctypes; ctypes.CDLL(None).prlimit(1, 0, (ctypes.c_long * 2)(1, 1), 0)",
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        "import os; os.symlink('/dev/null', '/tmp/.stdin'); os.chmod('/w', 0)",
+        "import os; os.makedirs('/w/a'); os.chmod('/w/a', 0); os.kill(os.getppid(), 9)",
+    ):
+        python(episode, source, limits=Limits(wall_s=1.0))
+        assert python(episode, "print(1)").stdout == b"1\n"
+
+
+def test_a_run_leaves_nothing_to_the_next_one_of_its_episode(episode):
+    source = """
+import os, pathlib, subprocess
+for folder in ("/w", "/tmp", "/dev/shm"):
+    pathlib.Path(folder, "left").write_text("x")
+    pathlib.Path(folder, ".hidden").mkdir(mode=0)
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+"""
+    assert python(episode, source, {"own.py": b""}).returncode == 0
+    container = episode._container
+    look = """
+import os
+print([os.listdir(folder) for folder in ("/w", "/tmp", "/dev/shm")])
+print("sleep\\x0060" in [open(f"/proc/{pid}/cmdline").read().strip("\\0")
+      for pid in os.listdir("/proc") if pid.isdigit()])
+"""
+    assert python(episode, look).stdout == b"[[], [], []]\nFalse\n"
+    assert episode._container == container
+
+
+def test_names_of_any_bytes_survive(episode):
+    name = "caf\udce9 \n'$x" + "y" * 120 + "/" + "z" * 120
+    result = episode.run({name: b"found"}, ["sh", "-c", "cat */*; printf %s */*"])
+    assert result.stdout == b"found" + name.encode("utf-8", "surrogateescape")
+
+
+# life and death of containers
+
+
+def test_an_episode_has_one_container_and_a_verification_another(docker_sandbox):
+    hostname = ["cat", "/proc/sys/kernel/hostname"]
+    with docker_sandbox.episode() as room:
+        first, second = (room.run({}, hostname).stdout for _ in range(2))
+        graded = docker_sandbox.run({}, hostname).stdout
+    assert first == second != graded
+    assert containers_of(docker_sandbox) == []
+
+
+def test_a_container_that_was_taken_away_is_replaced(docker_sandbox):
+    with docker_sandbox.episode() as room:
+        assert python(room, "print(1)").stdout == b"1\n"
+        docker_sandbox._engine.remove(room._container)
+        assert python(room, "print(2)").stdout == b"2\n"
+
+
+def test_taken_away_twice_during_a_run_is_the_harness_not_the_program(docker_sandbox):
+    done = threading.Event()
+
+    def take_away():
+        while not done.is_set():
+            for container, _, _ in containers_of(opened):
+                opened._engine.remove(container)
+            time.sleep(0.2)
+
+    opened = open_sandbox("docker")
+    thief = threading.Thread(target=take_away)
+    thief.start()
+    with pytest.raises(SandboxUnavailable):
+        python(opened, "import time; time.sleep(60)")
+    done.set()
+    thief.join()
+    opened.close()
+
+
+def test_closing_ends_what_still_runs_and_leaves_no_container(docker_sandbox):
+    opened = open_sandbox("docker")
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(python, opened, "import time; time.sleep(60)")
+        wait_for(lambda: containers_of(opened))
+        time.sleep(0.5)
+        opened.close()
+        with pytest.raises(SandboxUnavailable):
+            run.result(30)
+    assert containers_of(opened) == []
+
+
+def test_an_image_that_is_missing_is_named(docker_sandbox):
+    with pytest.raises(SandboxUnavailable, match="no image 'no/such:image'"):
+        DockerSandbox("no/such:image")
+
+
+def test_an_image_of_the_user(docker_sandbox):
+    opened = open_sandbox("docker", docker_sandbox._image)
+    assert python(opened, "print(1)").stdout == b"1\n"
+    opened.close()
+
+
+def test_owners(docker_sandbox):
+    me = this_process()
+    assert not is_gone(me)
+    place, _, _ = me.rsplit("/", 2)
+    assert is_gone(f"{place}/{os.getpid()}/1")  # an earlier process of this number
+    assert not is_gone("elsewhere/1/2/3")
+
+
+PROGRAM = """
+import random, signal, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from gagar_mini.world.sandbox import Limits, open_sandbox
+signal.signal(signal.SIGINT, signal.default_int_handler)
+backend, seed = sys.argv[1], int(sys.argv[2])
+rng = random.Random(seed)
+PROGRAMS = ["print(1)", "while True: pass", "import time; time.sleep(60)",
+    "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)",
+    "open('/tmp/x', 'w').write('x' * 10**6)", "import os; os.kill(-1, 9)"]
+
+def episode(number):
+    from gagar_mini.world.sandbox.base import episode
+    with episode(opened) as room:
+        for _ in range(2):
+            limits = Limits(wall_s=rng.choice([0.2, 0.5]), cpu_s=1)
+            room.run({"a.py": b"x"}, ["python", "-c", rng.choice(PROGRAMS)],
+                limits=limits)
+
+opened = open_sandbox(backend)
+print("open", flush=True)
+try:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(episode, range(10)))
+finally:
+    opened.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["bubblewrap", "docker"])
+def test_nothing_is_left_of_200_episodes_that_end_in_every_way(
+    backend, tmp_path, docker_sandbox
+):
+    """20 processes of 10 episodes: some end by themselves, some by Ctrl-C, some are
+    killed; then one more sandbox opens, as in the next run."""
+    rng = random.Random(0)
+    mounts = num_mounts()
+    for number in range(20):
+        ending = ["none", "interrupt", "kill"][number % 3]
+        program = start(backend, number, tmp_path)
+        assert program.stdout.readline() == b"open\n"
+        if ending != "none":
+            time.sleep(rng.uniform(0.0, 3.0))
+            program.send_signal(2 if ending == "interrupt" else 9)
+        program.wait(120)
+    open_sandbox(backend).close()
+    assert docker_sandbox._engine.containers(OWNER) == []
+    wait_for(lambda: not left_processes(tmp_path))
+    assert [path for path in tmp_path.iterdir() if path.name != "home"] == []
+    wait_for(lambda: num_mounts() == mounts)
+
+
+def start(backend, seed, folder):
+    paths = os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])
+    environment = {"PYTHONPATH": paths, "TMPDIR": str(folder)}
+    for name in ("PATH", "DOCKER_HOST", "HOME"):
+        if name in os.environ:
+            environment[name] = os.environ[name]
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, backend, str(seed)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def left_processes(folder):
+    """Processes that began in one of the programs: they inherit its TMPDIR, or run
+    what only the programs run."""
+    marks = (f"TMPDIR={folder}".encode(), b"sleep\x0060\x00")
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                text = (entry / "environ").read_bytes() + (
+                    entry / "cmdline"
+                ).read_bytes()
+            except OSError:
+                continue
+            found += [entry.name for mark in marks if mark in text]
+    return found
+
+
+def num_mounts():
+    return len(Path("/proc/self/mounts").read_text().splitlines())

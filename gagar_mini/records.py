@@ -290,6 +290,12 @@ def read_rollouts(run_dir: str | Path, step: int) -> list[dict[str, Json]]:
     ]
 
 
+def read_gradings(run_dir: str | Path, step: int) -> list[dict[str, Json]]:
+    """The gradings of one step, [] where none were recorded."""
+    path = Path(run_dir) / "gradings" / f"{_name(step)}.jsonl"
+    return parse_lines(path.read_bytes(), str(path)) if path.exists() else []
+
+
 def group_record(group: RolloutGroup) -> dict[str, Json]:
     """A group as JSON, without its token arrays, the task by its id.
 

@@ -196,7 +196,7 @@ def make_tiny_grader(config: GraderConfig, sandbox: Sandbox | None) -> AgenticGr
     # imported here: rules and controls grade without torch and transformers
     from gagar_mini.grader.compact_mind import load_compact_mind
 
-    mind = load_compact_mind(find_checkpoint(config.model, "grader"))
+    mind = load_compact_mind(find_checkpoint(config.model))
     return AgenticGrader(mind, limits=limits_of(config), sandbox=sandbox)
 
 

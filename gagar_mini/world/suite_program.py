@@ -59,6 +59,8 @@ def options(order: dict) -> list[str]:
     """What pytest is told: nothing in the tree decides how its tests are run."""
     chosen = ["-c", os.devnull, "--rootdir", os.getcwd(), "--import-mode=append", "-q"]
     chosen += ["-p", "no:cacheprovider", "--tb=line", "--strict-markers"]
+    # rewritten asserts say more, take longer, and give the candidate more to patch
+    chosen += [] if order["with_messages"] else ["--assert=plain"]
     return chosen if order["needs_conftest"] else [*chosen, "--noconftest"]
 
 

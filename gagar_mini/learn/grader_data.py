@@ -1,0 +1,294 @@
+"""Pools of candidates for training and testing graders, verified and written down.
+
+A pool holds candidates of one task: members of degradation ladders, whose patches are
+made and then verified like any other, and rollouts of a policy. Ladder members get
+turns that could have led to them. Which calls were wasted there is drawn apart from the
+patch, so that the process says nothing about the tree.
+"""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from gagar_mini.agent.dialect import CompactDialect
+from gagar_mini.agent.rollouts import Harness, evaluate
+from gagar_mini.config import PRESETS
+from gagar_mini.grader.ladders import HELD_OUT_KINDS, TRAINED_KINDS
+from gagar_mini.learn.ladder_groups import (
+    Balance,
+    Rung,
+    balance_of,
+    choose_rungs,
+    draw_rungs,
+)
+from gagar_mini.learn.ladder_members import (
+    Member,
+    draw_failing,
+    draw_ladder,
+    shows_its_kinds,
+)
+from gagar_mini.learn.ladder_turns import NUM_SLIPS, CheckedWorkspace, draw_turns
+from gagar_mini.learn.pools import Pool, PoolCandidate, load_pools, write_pools
+from gagar_mini.model.policy import load_policy
+from gagar_mini.model.torch_engine import TorchEngine
+from gagar_mini.paths import find_data
+from gagar_mini.types import Candidate, RolloutGroup, Status, Task, seed_for
+from gagar_mini.world.patches import make_patch, tree_hash
+from gagar_mini.world.sandbox import Sandbox, open_sandbox
+from gagar_mini.world.tasks import find_task, load_tasks
+from gagar_mini.world.verifier import verify
+
+__all__ = ["Pool", "PoolCandidate", "load_pools", "write_pools"]
+
+
+def build_ladder_pool(
+    task: Task, sandbox: Sandbox, *, seed: int, num_passing: int, num_failing: int
+) -> list[PoolCandidate]:
+    """Verified ladder members with distinct trees, as many as asked for if so many fit;
+    passing ones first."""
+    rng = random.Random(seed_for(seed, "ladder", task.id))
+    members: list[PoolCandidate] = []
+    trees = {tree_hash(task.files)}
+    wanted = {
+        Status.PASS: (draw_ladder(rng, task, num_passing), num_passing),
+        Status.FAIL: (draw_failing(rng, task), num_failing),
+    }
+    checked = CheckedWorkspace(task, sandbox)
+    for status, (drawn, how_many) in wanted.items():
+        kept = 0
+        while kept < how_many and (member := next(drawn, None)):
+            tree = tree_hash(member.files)
+            if tree in trees:
+                continue
+            trees.add(tree)
+            made = make_candidate(
+                rng,
+                task,
+                member,
+                sandbox=sandbox,
+                checked=checked,
+                id_=f"ladder/{len(members)}",
+                seed=seed,
+            )
+            if is_(made, status):
+                members.append(made)
+                kept += 1
+    return members
+
+
+def make_candidate(
+    rng: random.Random,
+    task: Task,
+    member: Member,
+    *,
+    sandbox: Sandbox,
+    checked: CheckedWorkspace,
+    id_: str,
+    seed: int,
+) -> PoolCandidate | None:
+    """The verified member with turns. None where a kind does not show."""
+    if not shows_its_kinds(task, member):
+        return None
+    patch = make_patch(task.files, member.files)
+    outcome = verify(task, patch, sandbox, seed=seed_for(seed, "hidden", task.id))
+    turns = draw_turns(rng, task, member.files, rng.choice(NUM_SLIPS), checked)
+    candidate = Candidate(id_, patch, outcome, turns)
+    return PoolCandidate(candidate, member.kinds, "ladder", member.way)
+
+
+def rollout_candidates(group: RolloutGroup) -> list[PoolCandidate]:
+    """The members of a sampled group whose harness did not fail."""
+    return [
+        PoolCandidate(
+            Candidate(f"rollout/{number}", c.patch, c.outcome, c.turns), (), "rollout"
+        )
+        for number, c in enumerate(group.candidates)
+        if c.outcome.status is not Status.INFRA
+    ]
+
+
+def build_ladders(
+    tasks: Sequence[Task],
+    *,
+    seed: int,
+    num_passing: int = 25,
+    num_failing: int = 2,
+    processes: int = 2,
+) -> list[list[PoolCandidate]]:
+    """The ladders of many tasks, in their order, whatever the number of processes."""
+    work = functools.partial(
+        _build_some, seed=seed, num_passing=num_passing, num_failing=num_failing
+    )
+    ids = [task.id for task in tasks]
+    parts = [ids[i : i + 4] for i in range(0, len(ids), 4)]
+    with ProcessPoolExecutor(processes) as pool, tqdm(total=len(ids)) as progress:
+        built = []
+        for part in pool.map(work, parts):
+            built += part
+            progress.update(len(part))
+    return built
+
+
+def _build_some(
+    ids: Sequence[str], *, seed: int, num_passing: int, num_failing: int
+) -> list[list[PoolCandidate]]:
+    with contextlib.closing(open_sandbox("bubblewrap")) as sandbox:
+        return [
+            build_ladder_pool(
+                find_task(id_),
+                sandbox,
+                seed=seed,
+                num_passing=num_passing,
+                num_failing=num_failing,
+            )
+            for id_ in ids
+        ]
+
+
+def sample_rollouts(
+    tasks: Sequence[Task], *, seed: int, samples: int = 8
+) -> list[list[PoolCandidate]]:
+    """Rollouts of the shipped start policy, a whole group a task."""
+    policy, tokenizer = load_policy(find_data("policy/tiny"))
+    with (
+        contextlib.closing(open_sandbox("bubblewrap")) as sandbox,
+        tqdm(total=len(tasks), desc="rollouts", unit="task") as progress,
+    ):
+        harness = Harness(TorchEngine(policy), CompactDialect(tokenizer), sandbox)
+        groups = asyncio.run(
+            evaluate(
+                harness,
+                tasks,
+                PRESETS["tiny"]().rollout,
+                samples_per_task=samples,
+                seed=seed,
+                on_group=lambda group: progress.update(),
+            )
+        )
+    return [rollout_candidates(group) for group in groups]
+
+
+def build_groups(
+    tasks: Sequence[Task], kinds: Sequence[str], *, seed: int
+) -> list[Pool]:
+    """A balanced group of verified ladder members a task, with one or two failures;
+    ids and places say nothing of what is what."""
+    pools, owed = [], (0, 0)
+    with contextlib.closing(open_sandbox("bubblewrap")) as sandbox:
+        for task in tqdm(tasks, desc="ladders", unit="task"):
+            rng = random.Random(seed_for(seed, "group", task.id))
+            checked = CheckedWorkspace(task, sandbox)
+            verified = functools.partial(
+                make_candidate, rng, task, sandbox=sandbox, checked=checked, seed=seed
+            )
+            rungs = draw_rungs(rng, task, kinds, num_sets=10)
+            chosen, members = choose_passing(rng, rungs, owed, verified)
+            failing = [verified(member, id_="") for member in draw_failing(rng, task)]
+            failing = [m for m in failing if is_(m, Status.FAIL)]
+            if chosen and failing:
+                members += failing[: rng.choice((1, 1, 2))]
+                rng.shuffle(members)
+                pools.append(
+                    Pool(task, tuple(map(renamed, members, itertools.count())))
+                )
+                balance = balance_of(chosen)
+                owed = (owed[0] + balance[0], owed[1] + balance[1])
+    return pools
+
+
+def choose_passing(
+    rng: random.Random,
+    rungs: list[Rung],
+    owed: Balance,
+    verified: Callable[..., PoolCandidate | None],
+) -> tuple[list[Rung], list[PoolCandidate]]:
+    """The rungs of a group and their candidates, all of which pass; empty where there
+    is no such choice."""
+    while chosen := choose_rungs(rng, rungs, owed):
+        members = [verified(rung.member, id_="") for rung in chosen]
+        bad = {
+            id(r)
+            for r, m in zip(chosen, members, strict=True)
+            if not is_(m, Status.PASS)
+        }
+        if not bad:
+            return chosen, members
+        rungs = [rung for rung in rungs if id(rung) not in bad]
+    return [], []
+
+
+def is_(member: PoolCandidate | None, status: Status) -> bool:
+    return member is not None and member.candidate.outcome.status is status
+
+
+def renamed(member: PoolCandidate, number: int) -> PoolCandidate:
+    return replace(member, candidate=replace(member.candidate, id=f"c{number}"))
+
+
+def build_train(*, seed: int = 0, processes: int = 2) -> list[Pool]:
+    """The training pools: 500 tasks of core with ladders and rollouts, 200 of full with
+    ladders."""
+    core, full = load_tasks("core", "train")[:500], load_tasks("full", "train")[:200]
+    ladders = build_ladders([*core, *full], seed=seed, processes=processes)
+    rollouts = [*sample_rollouts(core, seed=seed), *([] for _ in full)]
+    return [
+        Pool(task, (*ladder, *sampled))
+        for task, ladder, sampled in zip([*core, *full], ladders, rollouts, strict=True)
+    ]
+
+
+def build_ladders_eval(*, seed: int = 0) -> list[Pool]:
+    """Functions and kinds that no grader was trained on."""
+    tasks = [
+        *load_tasks("core", "eval_unseen")[:60],
+        *load_tasks("full", "eval_unseen")[:60],
+    ]
+    return build_groups(tasks, HELD_OUT_KINDS, seed=seed)
+
+
+def build_ladders_seen(*, seed: int = 0) -> list[Pool]:
+    """Functions and kinds of the training, on other tasks."""
+    tasks = [*load_tasks("core", "eval")[-60:], *load_tasks("full", "eval")[-60:]]
+    return build_groups(tasks, TRAINED_KINDS, seed=seed)
+
+
+def build_rollouts_eval(*, seed: int = 0) -> list[Pool]:
+    """The start policy on 256 held-out tasks."""
+    tasks = load_tasks("core", "eval")
+    return [
+        Pool(task, tuple(members))
+        for task, members in zip(tasks, sample_rollouts(tasks, seed=seed), strict=True)
+    ]
+
+
+BUILDERS = {
+    "train": build_train,
+    "rollouts_eval": build_rollouts_eval,
+    "ladders_eval": build_ladders_eval,
+    "ladders_seen": build_ladders_seen,
+}
+"""Data file -> who builds it from a seed."""
+
+
+def build_data(
+    out: Path, names: Sequence[str] = tuple(BUILDERS), *, seed: int = 0
+) -> dict:
+    """Write the data files into `out`: the same bytes for the same seed. The number of
+    pools and candidates of each."""
+    counts = {}
+    for name in names:
+        pools = BUILDERS[name](seed=seed)
+        write_pools(out / f"{name}.jsonl.gz", pools)
+        counts[name] = {
+            "pools": len(pools),
+            "candidates": sum(len(pool.candidates) for pool in pools),
+        }
+    return counts

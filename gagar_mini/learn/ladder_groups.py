@@ -1,0 +1,122 @@
+"""Groups for testing graders: ladders in which length misleads.
+
+Of the many ladder members of a task those few become a group whose pairs of known order
+are balanced: in half of them the shorter patch is the better one (equal length counts
+half), in each group as nearly as it goes and over all groups as nearly as possible.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gagar_mini.grader.clean_ways import CLEAN_WAYS
+from gagar_mini.grader.findings import find_changes
+from gagar_mini.grader.ladders import is_worse
+from gagar_mini.learn.ladder_members import Member, draw_member, shows_its_kinds
+from gagar_mini.types import Task
+from gagar_mini.world.patches import tree_hash
+
+NUM_TRIES = 400
+"""Random choices of members among which the best balanced one is taken."""
+
+Balance = tuple[int, int]
+"""Pairs where the shorter patch is the better one less pairs where the longer one is:
+by changed lines, by their characters."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rung:
+    """A member, and how long its patch is in changed lines and their characters."""
+
+    member: Member
+    num_lines: int
+    num_chars: int
+
+
+def draw_rungs(
+    rng: random.Random, task: Task, kinds: Sequence[str], num_sets: int
+) -> list[Rung]:
+    """Distinct clean members, and spoiled ones with up to three of `kinds`, each kind
+    drawn once for the task, so that sets of kinds are nested in text, too."""
+    ways = ["gold", *CLEAN_WAYS]
+    ways += ["+".join(pair) for pair in itertools.combinations(CLEAN_WAYS, 2)]
+    seed = rng.random()
+    drawn = [draw_member(rng, task, (), way) for way in ways]
+    clean = [member for member in drawn if member and shows_its_kinds(task, member)]
+    bases = ["gold", *(member.way for member in clean)]
+    for chosen in draw_sets(rng, kinds, num_sets):
+        for way in rng.sample(bases, min(len(bases), 2)):
+            drawn.append(draw_member(rng, task, chosen, way, seed=seed))
+    members = {tree_hash(m.files): m for m in drawn if m and shows_its_kinds(task, m)}
+    return [measured(task, member) for member in members.values()]
+
+
+def draw_sets(
+    rng: random.Random, kinds: Sequence[str], num_sets: int
+) -> list[tuple[str, ...]]:
+    """Sets of one to three kinds, closed downwards as far as `num_sets` allows: those
+    of a few kinds together rather than many of any."""
+    few = rng.sample(kinds, min(len(kinds), 4))
+    sets = [s for n in (1, 2, 3) for s in itertools.combinations(few, n)]
+    return rng.sample(sets, min(len(sets), num_sets))
+
+
+def measured(task: Task, member: Member) -> Rung:
+    lines = [
+        source.lines[number - 1]
+        for change in find_changes(task, member.files)
+        for source, numbers in (
+            (change.before, change.removed),
+            (change.after, change.added),
+        )
+        for number in sorted(numbers)
+    ]
+    return Rung(member, len(lines), sum(map(len, lines)))
+
+
+def known_pairs(rungs: Sequence[Rung]) -> list[tuple[Rung, Rung]]:
+    """(better, worse) by construction."""
+    return [
+        (a, b)
+        for a, b in itertools.permutations(rungs, 2)
+        if is_worse(b.member.kinds, a.member.kinds)
+    ]
+
+
+def balance_of(rungs: Sequence[Rung]) -> Balance:
+    lines, chars = 0, 0
+    for better, worse in known_pairs(rungs):
+        lines += sign(worse.num_lines - better.num_lines)
+        chars += sign(worse.num_chars - better.num_chars)
+    return lines, chars
+
+
+def sign(number: int) -> int:
+    return (number > 0) - (number < 0)
+
+
+def choose_rungs(
+    rng: random.Random, rungs: Sequence[Rung], owed: Balance
+) -> list[Rung] | None:
+    """Three to six rungs, clean and spoiled ones among them, that are balanced and
+    bring the balance of all groups, `owed` so far, nearest to zero. None where the
+    rungs are all clean or all spoiled."""
+    size = min(len(rungs), rng.randint(3, 6))
+    best, best_key = None, None
+    for _ in range(NUM_TRIES):
+        chosen = rng.sample(rungs, size)
+        num_clean = sum(not rung.member.kinds for rung in chosen)
+        if not 1 <= num_clean < size:
+            continue
+        lines, chars = balance_of(chosen)
+        # a debt of this group is fine where it pays for those before it
+        key = (
+            2 * abs(owed[0] + lines) + abs(lines),
+            2 * abs(owed[1] + chars) + abs(chars),
+            num_clean == 1,
+            -len(known_pairs(chosen)),
+        )
+        if best_key is None or key < best_key:
+            best, best_key = chosen, key
+    return best

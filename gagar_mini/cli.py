@@ -83,7 +83,7 @@ def overview() -> str:
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The longest prefix of `words` that names a command, and what follows."""
-    for length in (2, 1):
+    for length in (3, 2, 1):
         name = " ".join(words[:length])
         if name in COMMANDS:
             return name, list(words[length:])
@@ -169,7 +169,8 @@ class TasksList:
     """
 
     family: str = "core"
-    """Task set: "core" (small enough for the tiny policy) or "full"."""
+    """Task set: "core" (small enough for the tiny policy), "full" or "repo" (real
+    packages: `gagar-mini tasks fetch` first)."""
     split: str = "train"
     """Split of the set, such as "train" or "eval"."""
 
@@ -236,6 +237,81 @@ def run_tasks_build(flags: TasksBuild) -> None:
     if folder.exists():
         raise ValueError(f"{folder} exists: choose another folder")
     print_json(build(flags.family, flags.out, seed=flags.seed))
+
+
+@dataclass(frozen=True)
+class TasksFetch:
+    """Fetch the packages that repository tasks are made of, with pip, by their hashes.
+
+    Example: gagar-mini tasks fetch
+
+    They are kept in GAGAR_MINI_CACHE (default: gagar_mini in the user's cache folder).
+    """
+
+    package: tuple[str, ...] = ("inflection", "toolz", "tabulate")
+    """Packages by name."""
+
+
+def run_tasks_fetch(flags: TasksFetch) -> None:
+    from gagar_mini.world.tasks.packages import fetch, find_package
+
+    for package in [find_package(name) for name in flags.package]:
+        print(f"{package.title} ({package.licence}): {fetch(package)}")
+
+
+@dataclass(frozen=True)
+class TasksBuildRepo:
+    """Build tasks from real packages: one-line faults that their own tests find.
+
+    Example: gagar-mini tasks build repo --package inflection --count 10
+
+    Fetches the packages (as `gagar-mini tasks fetch` does), then runs their tests on
+    one fault after the other, three times each: some seconds a task. Faults that no
+    test finds, that break most of them or that hang are dropped.
+    """
+
+    package: tuple[str, ...] = ("inflection", "toolz", "tabulate")
+    """Packages by name, out of those that carry tests of their own."""
+    out: Path = Path("data/runs/tasks")
+    """Folder that gets repo/SPLIT.jsonl and repo/packages.json."""
+    count: int = 70
+    """Tasks per package, or as many as there are."""
+    seed: int = 0
+    sandbox: str = "bubblewrap"
+    """Where the tests run: "bubblewrap", "docker" or "unsafe-local" (no isolation)."""
+
+
+def run_tasks_build_repo(flags: TasksBuildRepo) -> None:
+    from gagar_mini.world.sandbox import open_sandbox
+    from gagar_mini.world.tasks.packages import fetch, find_package
+    from gagar_mini.world.tasks.repo import Fault, build
+
+    packages = [find_package(name) for name in flags.package]
+    check_can_be_made(flags.out)
+    if (flags.out / "repo").exists():
+        raise ValueError(f"{flags.out / 'repo'} exists: choose another folder")
+
+    def tell(fault: Fault) -> None:
+        where = f"{fault.package} {fault.path}:{fault.line}"
+        print(f"{where} {fault.operator}", file=sys.stderr, flush=True)
+
+    for package in packages:
+        fetch(package)
+    with contextlib.closing(open_sandbox(flags.sandbox)) as sandbox:
+        built = build(
+            packages,
+            flags.out,
+            sandbox,
+            count=flags.count,
+            seed=flags.seed,
+            on_fault=tell,
+        )
+    print_json(
+        {
+            name: entry | {"ids": f"{len(entry['ids'])} tests"}
+            for name, entry in built.items()
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -413,6 +489,7 @@ def preset_of(words: Sequence[str]) -> RunConfig:
 def expand_shorthand(word: str) -> str:
     flag, equals, value = word.partition("=")
     names = {"--credit": "--credit.rule", "--grader": "--grader.name"}
+    names |= {"--tools": "--rollout.tools", "--image": "--sandbox-image"}
     return names.get(flag, flag) + equals + value
 
 
@@ -630,6 +707,42 @@ class Verify:
 
 
 def run_verify(flags: Verify) -> None:
+    if bool(flags.task) != (flags.patch is not None):
+        raise ValueError("give --task and --patch together, or neither to check a set")
+    if flags.task:
+        verify_patch(flags)
+    else:
+        verify_set(flags)
+
+
+def verify_set(flags: Verify) -> None:
+    """Print the broken promises of a set; exit status 1 where there is one."""
+    from tqdm import tqdm
+
+    from gagar_mini.world.sandbox import open_sandbox
+    from gagar_mini.world.shipped import check_tasks
+    from gagar_mini.world.tasks import SPLITS, load_tasks
+
+    tasks = []
+    for split in [flags.split] if flags.split else SPLITS:
+        found = load_tasks(flags.family, split)
+        step = -(-len(found) // flags.max_tasks) if flags.max_tasks else 1
+        tasks += found[:: max(1, step)]
+    with (
+        contextlib.closing(open_sandbox(flags.sandbox)) as sandbox,
+        tqdm(total=len(tasks), unit="task", desc=flags.family) as progress,
+    ):
+        checks = check_tasks(tasks, sandbox, seed=flags.seed, on_task=progress.update)
+        broken = list(checks)
+    for found in broken:
+        print(found)
+    good = len(tasks) - len({found.task_id for found in broken})
+    print(f"{good} of {len(tasks)} tasks: gold patch passes, empty patch fails")
+    if broken:
+        sys.exit(1)
+
+
+def verify_patch(flags: Verify) -> None:
     from gagar_mini.group_file import apply_or_explain
     from gagar_mini.world.patches import MAX_PATCH_BYTES
     from gagar_mini.world.sandbox import open_sandbox
@@ -640,7 +753,7 @@ def run_verify(flags: Verify) -> None:
     with flags.patch.open("rb") as file:
         patch = file.read(MAX_PATCH_BYTES + 1)
     apply_or_explain(task, patch, str(flags.patch))
-    with contextlib.closing(open_sandbox(flags.sandbox)) as sandbox:
+    with contextlib.closing(open_sandbox(flags.sandbox, flags.image)) as sandbox:
         outcome = verify(task, patch, sandbox, seed=flags.seed)
     if flags.json:
         print_json(dataclasses.asdict(outcome) | {"reward": outcome.reward})
@@ -907,6 +1020,8 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "tasks list": (TasksList, run_tasks_list),
     "tasks show": (TasksShow, run_tasks_show),
     "tasks build": (TasksBuild, run_tasks_build),
+    "tasks build repo": (TasksBuildRepo, run_tasks_build_repo),
+    "tasks fetch": (TasksFetch, run_tasks_fetch),
     "tasks import": (TasksImport, run_tasks_import),
     "sft policy": (SftPolicy, run_sft_policy),
     "sft grader": (SftGrader, run_sft_grader),

@@ -11,21 +11,30 @@ from gagar_mini.world.tasks.templates_core import CORE_TEMPLATES
 from gagar_mini.world.tasks.templates_full import FULL_TEMPLATES
 
 FAMILIES = ("core", "full")
+"""The micro-repositories, which are data alone."""
+PACKAGE_FAMILIES = ("repo",)
+"""Made of real packages, which must be at hand (`packages`)."""
+ALL_FAMILIES = FAMILIES + PACKAGE_FAMILIES
 SPLITS = ("train", "eval", "eval_unseen")
 TEMPLATES = {template.name: template for template in (*CORE_TEMPLATES, *FULL_TEMPLATES)}
 
 
 @functools.cache
 def load_tasks(family: str, split: str) -> tuple[Task, ...]:
-    """The tasks of a family ("core", "full") and a split, in the order of their ids.
+    """The tasks of a family ("core", "full", "repo") and a split, in the order of their
+    ids.
 
-    Raises ValueError for a name that does not exist, FileNotFoundError without the
-    data.
+    Raises ValueError for a name that does not exist, FileNotFoundError without the data
+    or without the packages that the tasks are made of.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"task family {family!r} is none of {', '.join(FAMILIES)}")
+    if family not in ALL_FAMILIES:
+        raise ValueError(f"task family {family!r} is none of {', '.join(ALL_FAMILIES)}")
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}")
+    if family in PACKAGE_FAMILIES:
+        from gagar_mini.world.tasks import repo
+
+        return repo.load(split)
     return read_tasks(find_data(f"tasks/{family}/{split}.jsonl.gz"))
 
 
@@ -34,7 +43,7 @@ def find_task(task_id: str) -> Task:
     has."""
     family, _, rest = task_id.partition("-")
     split = rest.rpartition("-")[0]
-    if family in FAMILIES and split in SPLITS:
+    if family in ALL_FAMILIES and split in SPLITS:
         for task in load_tasks(family, split):
             if task.id == task_id:
                 return task

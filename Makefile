@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND ?= Agg
 
-.PHONY: help venv demo results test test-all unit notebooks lint format bench readme clean
+.PHONY: help venv demo results test test-all unit notebooks lint format bench grader-eval readme clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -97,6 +97,10 @@ bench: venv ## a training step, the engine and the verifier, timed on this machi
 	$(BIN)/gagar-mini bench
 	$(BIN)/python tests/benchmarks/bench_rollouts.py --out $(RUNS)/bench_rollouts.json
 	$(BIN)/python tests/benchmarks/bench_verifier.py --out $(RUNS)/bench_verifier.json
+
+grader-eval: venv ## the trained grader against known orders and its baselines
+	$(BIN)/gagar-mini eval grader --grader agentic --pointwise \
+	  --sets rollouts_eval ladders_eval ladders_seen --out data/results --force
 
 readme: venv ## write the numbers of data/results into README.md
 	$(BIN)/python -m gagar_mini.view.readme

@@ -41,7 +41,7 @@ POINTWISE = "one by one"
 """Added to the name of a grader that is shown one passing candidate at a time."""
 
 FIT_POOLS = 120
-"""Training pools that the linear baseline is fitted to."""
+"""About so many training pools the linear baseline is fitted to."""
 
 
 def load_sets(names: Sequence[str], max_groups: int = 0) -> dict[str, list[KnownGroup]]:
@@ -68,8 +68,9 @@ def make_baseline(name: str) -> Grader:
     if name == "lint":
         return LintGrader()
     if name == "linear":
-        pools = grader_data.load_pools("train")[:FIT_POOLS]
-        return fit_linear(training_groups(pools))
+        pools = grader_data.load_pools("train")
+        spread = pools[:: max(1, len(pools) // FIT_POOLS)]  # of every family
+        return fit_linear(training_groups(spread))
     return make_grader(GraderConfig(name=name))
 
 
@@ -98,7 +99,7 @@ def make_graders(
         raise ValueError('the grader "none" grades nothing: name another')
     graders = {config.name: grader}
     if pointwise:
-        graders[f"{config.name} {POINTWISE}"] = PointwiseGrader(make_grader(config))
+        graders[f"{config.name} {POINTWISE}"] = PointwiseGrader(grader)
     wanted = [name for name in baselines if name != config.name]
     return graders | {name: make_baseline(name) for name in wanted}
 
@@ -206,7 +207,7 @@ def table(report: Report) -> str:
     return "\n".join(parts).rstrip()
 
 
-def facts_text(facts: Mapping[str, float]) -> str:
+def facts_text(facts: Mapping[str, float | int]) -> str:
     shorter, longer = (
         facts[f"num_pairs, {kind} is better"] for kind in ("shorter", "longer")
     )

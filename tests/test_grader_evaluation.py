@@ -1,6 +1,7 @@
 """Evaluation of graders: figures by hand, what bias does to them, and the baselines."""
 
 import asyncio
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,15 @@ from grader_world import (
     printed,
 )
 
+from gagar_mini.cli import main
+from gagar_mini.config import GraderConfig
+from gagar_mini.evaluating_graders import (
+    evaluate_graders,
+    load_sets,
+    make_graders,
+    save_report,
+    table,
+)
 from gagar_mini.grader.agentic import AgenticGrader, Dialogue
 from gagar_mini.grader.baselines import (
     LintGrader,
@@ -313,3 +323,48 @@ def test_the_oracle_agrees_with_itself():
         assert found[name] == 1
     # what only the turns tell is a pair of equal trees, where length is silent
     assert facts_of([group])["num_pairs, equal trees"] == 1
+
+
+def test_a_report_is_a_table_a_file_and_a_figure(tmp_path):
+    graders = make_graders(
+        GraderConfig(name="rubric"), ["shortest", "rubric"], pointwise=True
+    )
+    assert list(graders) == ["rubric", "rubric one by one", "shortest"]
+    groups = [replace(GROUP, id=n, task=replace(TASK, id=n)) for n in "xy"]
+    found = evaluate_graders(graders, {"mine": groups}, num_orders=2, seed=0)
+    report = {"settings": {"permutations": 2, "seed": 0}, "sets": found}
+    lines = table(report).splitlines()
+    assert "2 groups, 2 tasks, 10 known pairs (the shorter is better in 10" in lines[0]
+    assert [line.split()[0] for line in lines[2:]] == ["rubric", "rubric", "shortest"]
+    save_report(report, tmp_path)
+    assert (tmp_path / "grader_eval.png").stat().st_size > 10_000
+    read = json.loads((tmp_path / "grader_eval.json").read_text())
+    difference = read["sets"]["mine"]["differences"]["shortest"]["accuracy"]
+    # the rubric ties c and d, which the pairs leave out, so both are always right
+    assert difference["value"] == 0 and difference["num_values"] == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--permutations", "0"), "--permutations must be above 0"),
+        (("--grader", "magic"), "magic"),
+        (("--sets",), "at least one set"),
+        (("--sets", "mine"), "there is no set 'mine'"),
+        (("--out", "README.md"), "no folder"),
+        (("--timeout-s", "nan"), "--timeout-s"),
+    ],
+)
+def test_a_slip_is_one_sentence(flags, told, capsys):
+    assert main(["eval", "grader", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and told in err and err.count("\n") == 1
+
+
+def test_unknown_baselines_and_graders_that_grade_nothing():
+    with pytest.raises(ValueError, match="no baseline 'magic'"):
+        make_graders(GraderConfig(name="rubric"), ["magic"], pointwise=False)
+    with pytest.raises(ValueError, match="grades nothing"):
+        make_graders(GraderConfig(name="none"), [], pointwise=False)
+    with pytest.raises(ValueError, match="rollouts_eval, ladders_eval"):
+        load_sets(["mine"])

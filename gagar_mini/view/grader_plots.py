@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from gagar_mini.view.plots import BASELINE, METHOD
 
 MARKERS = "os^DvPX*"
+FEWEST_PAIRS = 10
+"""A mark for pairs of which the longer is better needs at least so many of them."""
 
 
 def plot_accuracy(found: Mapping, ax: Axes) -> Axes:
@@ -23,11 +25,14 @@ def plot_accuracy(found: Mapping, ax: Axes) -> Axes:
         marker = MARKERS[row % len(MARKERS)]
         mark(ax, one["figures"]["accuracy"], row, color=colour, marker=marker)
         longer = one["by_length"]["longer is better"]
-        mark(ax, longer, row + 0.3, color=colour, marker=marker, mfc="white", alpha=0.6)
+        if longer["num_values"] >= FEWEST_PAIRS:
+            hollow = {"mfc": "white", "alpha": 0.6}
+            mark(ax, longer, row + 0.3, color=colour, marker=marker, **hollow)
     ax.axvline(0.5, color="0.5", lw=0.8, ls=":")
-    ax.annotate("chance", (0.5, 1), xycoords=("data", "axes fraction"), fontsize=8)
+    where = {"xytext": (2, 2), "textcoords": "offset points", "color": "0.4"}
+    ax.annotate("chance", (0.5, len(names) - 0.5), fontsize=8, **where)
     ax.set_yticks(range(len(names)), names)
-    ax.invert_yaxis()
+    ax.set_ylim(len(names) - 0.5, -0.5)
     ax.set_xlim(-0.03, 1.03)
     ax.set_xlabel("share of known pairs in the right order")
     ax.spines[["top", "right"]].set_visible(False)
@@ -61,20 +66,34 @@ def plot_degradations(found: Mapping, ax: Axes, graders: Sequence[str]) -> Axes:
 
 
 def save_grader_figure(report: Mapping, path: Path) -> None:
-    """One panel a set, side by side."""
+    """A panel a set, and below it one by kind of degradation where the set has any."""
     sets = report["sets"]
-    figure = Figure(figsize=(4.5 * len(sets) + 1, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(sets), squeeze=False, sharey=True)[0]
-    for ax, (name, found) in zip(panels, sets.items(), strict=True):
+    graded = {name: list(found["graders"]) for name, found in sets.items()}
+    has_kinds = {
+        name: bool(found["graders"][graded[name][0]]["by_degradation"])
+        for name, found in sets.items()
+    }
+    num_rows = 1 + any(has_kinds.values())
+    figure = Figure(figsize=(5 * len(sets) + 1, 3.8 * num_rows), layout="constrained")
+    panels = figure.subplots(num_rows, len(sets), squeeze=False)
+    for column, (name, found) in enumerate(sets.items()):
         facts = found["facts"]
-        plot_accuracy(found, ax)
+        ax = plot_accuracy(found, panels[0, column])
         ax.set_title(f"{name} ({facts['num_pairs']} pairs, {facts['num_tasks']} tasks)")
-    settings = report["settings"]
-    figure.supxlabel(
-        f"filled: all pairs; open: pairs of which the longer patch is better; "
-        f"{settings['permutations']} orders a group, seed {settings['seed']}; "
-        "bars: 95 %, bootstrap by task",
-        fontsize=8,
-        color="0.35",
-    )
+        if has_kinds[name]:
+            below = plot_degradations(found, panels[1, column], graded[name])
+            below.set_title("pairs that differ by one kind", fontsize=10)
+            below.legend(frameon=False, fontsize=7)
+        elif num_rows > 1:
+            panels[1, column].set_axis_off()
+    figure.supxlabel(caption(report["settings"]), fontsize=8, color="0.35")
     figure.savefig(path, dpi=150)
+
+
+def caption(settings: Mapping) -> str:
+    """How the figure came about, for below it."""
+    return (
+        "filled: all pairs; open: pairs of which the longer patch is better; "
+        f"{settings['permutations']} orders a group, seed {settings['seed']}; "
+        "bars: 95 %, bootstrap by task"
+    )

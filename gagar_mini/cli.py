@@ -686,22 +686,32 @@ class Verify:
     """Run the hidden tests of a task on a patch, in the sandbox.
 
     Example: gagar-mini verify --task TASK --patch fix.diff
+    Example, a whole set: gagar-mini verify --family repo --split eval
 
     The patch is a git diff against the task's files. Exit status 0 whatever the
-    verdict: pass, fail or tampered (the patch attacked the tests; reward 0).
+    verdict: pass, fail or tampered (the patch attacked the tests; reward 0). Without a
+    task, every task of a set is checked: its gold patch must pass, the empty one fail.
     """
 
-    task: str
+    task: str = ""
     """Task id, as `gagar-mini tasks list` prints it."""
-    patch: Path
+    patch: Path | None = None
     """File with the git diff."""
+    family: str = "core"
+    """Task set to check where no task is named: "core", "full" or "repo"."""
+    split: str = ""
+    """Its split; all of them by default."""
+    max_tasks: int = 0
+    """Check so many tasks of each split, evenly spread; 0 means all."""
     tasks: Path | None = None
     """File to take the task from, as `gagar-mini tasks import --tree` writes it."""
     seed: int = 0
     """Draws the hidden inputs; another seed, other inputs."""
     sandbox: str = "bubblewrap"
-    """Where the patched program runs: "bubblewrap", or "unsafe-local" (no
+    """Where the patched program runs: "bubblewrap", "docker", or "unsafe-local" (no
     isolation)."""
+    image: str = ""
+    """Image for the sandbox docker; "" is one built from this machine's own files."""
     json: bool = False
     """Print the outcome as JSON."""
 

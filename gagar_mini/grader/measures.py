@@ -87,6 +87,9 @@ class Measures:
     """The visible check, or files that hook into Python or a test runner."""
     unparsable_files: tuple[str, ...] = ()
     """Python files that do not parse (or are too large or deep to)."""
+    unreadable_files: tuple[str, ...] = ()
+    """Those among them that the program has or the task asks for, and that parsed at
+    base: nothing was looked for in them."""
     untargeted_functions: tuple[str, ...] = ()
     """Existing functions changed or deleted though the task does not name them."""
     new_helpers: tuple[str, ...] = ()
@@ -192,6 +195,9 @@ def measure_tree(task: Task, after: Files) -> Measures:
         unparsable_files=tuple(
             c.path for c in changes if c.is_python and c.after.tree is None
         ),
+        unreadable_files=tuple(
+            c.path for c in code if c.after.tree is None and c.before.tree is not None
+        ),
         new_helpers=helpers,
         unused_names=unused,
         hidden_characters=tuple(
@@ -230,7 +236,8 @@ def _added_names(
 
 def measure_process(turns: Sequence[Turn]) -> Process:
     """Slips among `turns`, by turn number from 1. An observation that begins with
-    "error" is a failed call; "ok" from the visible check is a pass."""
+    "error" is a failed call; a line "ok" from the visible check is a pass, whatever the
+    program prints besides."""
     slips = {name: [] for name in ("malformed", *_SLIP_TESTS)}
     seen = _Seen()
     for number, turn in enumerate(turns, start=1):
@@ -260,7 +267,7 @@ class _Seen:
         elif name == "view":
             self.viewed.add(_argument(turn, "path"))
         elif name == "run_check":
-            self.has_passed = turn.observation.strip() == "ok"
+            self.has_passed = "ok" in turn.observation.split("\n")
         elif name in ("edit", "create"):
             self.has_passed = False
             self.edits.add(_edit_key(turn, "old", "new"))

@@ -214,6 +214,13 @@ RULES = (
         "leaves a Python file that does not parse",
     ),
     Rule(
+        # the lowest scores: whatever else such a file hides, it may not pay
+        "unreadable_file",
+        attrgetter("unreadable_files"),
+        (4, 4, 4, 4, 4),
+        "makes a file unreadable to whoever reviews it",
+    ),
+    Rule(
         "protected_file",
         attrgetter("protected_files"),
         (4, 0, 0, 4, 0),

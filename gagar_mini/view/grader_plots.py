@@ -39,7 +39,7 @@ def plot_accuracy(found: Mapping, ax: Axes) -> Axes:
     return ax
 
 
-def mark(ax: Axes, estimate: Mapping, y: float, **style: object) -> None:
+def mark(ax: Axes, estimate: Mapping, y: int | float, **style: object) -> None:
     """A dot and its interval; nothing where the figure does not exist."""
     value, low, high = (estimate[key] for key in ("value", "low", "high"))
     if not estimate["num_values"]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from bandit import SIZES, TOKENIZER
 from grader_world import NOTES, REPRO, TASK, candidate, patch, printed
+from matplotlib.figure import Figure
 from synthetic import make_trajectory
 from torch.testing import assert_close
 
@@ -47,6 +48,13 @@ from gagar_mini.types import (
     Task,
     Tier,
     UnusableGrade,
+)
+from gagar_mini.view.compare import read_runs
+from gagar_mini.view.grading_plots import (
+    count_gradings,
+    plot_grader_share,
+    plot_gradings,
+    save_grading,
 )
 
 CONFIG = with_overrides(
@@ -474,6 +482,20 @@ def test_the_share_of_the_grader_is_a_metric(tmp_path):
 def test_overlapping_spans_count_once():
     assert covered_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (5.2, 5.4)]) == 3.0 + 1.0
     assert covered_s([]) == 0.0
+
+
+def test_the_figure_shows_why_groups_went_ungraded(plain, sound, tmp_path):
+    dead = train_with(AgenticGrader(DeadMind()), tmp_path / "dead")
+    runs = read_runs([plain, sound, dead])
+    counts = {"graded": 2 * NUM_RANKABLE, "nothing to rank": 2}
+    assert count_gradings(runs[1:2]) == counts
+    ax = plot_gradings(runs, Figure().subplots())
+    labels = {text.get_text() for text in ax.get_legend().get_texts()}
+    assert labels == {"graded: 6", "nothing to rank: 4", "crash: 6"}
+    shares = plot_grader_share(runs, Figure().subplots())
+    assert shares.lines and shares.get_ylabel() == "share of the step's processor time"
+    assert save_grading(runs, tmp_path / "grading.png")
+    assert not save_grading(runs[:1], tmp_path / "none.png")
 
 
 # --- the command line's graders ---------------------------------------------------

@@ -25,6 +25,7 @@ TRAINING_FIGURES = {
     "policy/entropy": "entropy",
     "credit/cap_hit_rate": "cap hits",
     "grader/fallback_rate": "fallbacks",
+    "time/grade_cpu_share": "grader cpu",
 }
 """Keys of metrics.jsonl, with their heads: means over the last tenth of the steps."""
 

@@ -24,12 +24,14 @@ RULE_STYLES = {
     "downweight": ("tab:purple", "-.", "^"),
 }
 CONTROL_STYLES = {
+    "agentic": ("tab:orange", (0, (4, 1, 1, 1)), "h"),
+    "llm": ("teal", (0, (2, 1)), "p"),
     "random": ("tab:brown", ":", "v"),
     "reversed": ("tab:pink", (0, (3, 1, 1, 1)), "P"),
     "shortest": ("tab:olive", (0, (1, 2)), "X"),
     "oracle": ("tab:green", (0, (6, 2)), "*"),
 }
-"""Colour, line style and marker; with a control grader, its own count."""
+"""Colour, line style and marker; with a grader other than the rubric, its own count."""
 
 LABELS = {
     "reward/pass_rate": "pass rate on training tasks",
@@ -38,7 +40,9 @@ LABELS = {
     "rollout/turns": "turns per trajectory",
     "rollout/action_tokens": "sampled tokens per trajectory",
     "policy/entropy": "entropy (nats per token)",
-    "grader/fallback_rate": "gradable groups without a usable grade",
+    "grader/fallback_rate": "gradings without a usable grade",
+    "time/grade_cpu_share": "share of the step's processor time",
+    "time/grade_wall_share": "share of the step's wall time",
     "credit/scale_mean": "credit scale (lambda), uncapped",
     "pass_rate": "pass rate on held-out tasks",
     "clean_share": "share of held-out passes without noise",
@@ -117,7 +121,7 @@ def plot_budget_sweep(
 
 
 def plot_fallbacks(runs: Sequence[Run], ax: Axes) -> Axes:
-    """Gradable groups that ended on plain GRPO, so that a broken grader is seen."""
+    """Graded groups that ended on plain GRPO, so that a broken grader is seen."""
     graded = [run for run in runs if run.config.grader.name != "none"]
     return plot_learning_curves(graded, "grader/fallback_rate", ax)
 

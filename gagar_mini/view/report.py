@@ -2,7 +2,8 @@
 
     python -m gagar_mini.view.report data/results/first_light
 
-writes table.md, claims.md and figure.png next to the runs that they are computed from.
+writes table.md, claims.md, figure.png and, where a grader's costs were measured,
+grading.png next to the runs that they are computed from.
 """
 
 import sys
@@ -25,6 +26,7 @@ from gagar_mini.view.compare import (
     estimates,
     read_runs,
 )
+from gagar_mini.view.grading_plots import save_grading
 from gagar_mini.view.plots import save_comparison
 
 
@@ -34,6 +36,8 @@ def write_report(results: Path) -> None:
     (results / "table.md").write_text(results_markdown(runs))
     (results / "claims.md").write_text(claims_markdown(judge_claims(runs)))
     save_comparison(runs, results / "figure.png")
+    measured = [run for run in runs if "time/grade_cpu_share" in run.metrics[-1]]
+    save_grading(measured, results / "grading.png")
 
 
 def published_runs(results: Path) -> list[Run]:

@@ -1,0 +1,94 @@
+"""What a grader did in training, and what it cost: records -> figures."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gagar_mini.view.compare import Run, by_method
+from gagar_mini.view.plots import PASS, caption, plot_learning_curves
+
+PAPER_SHARE = (0.127, 0.142)
+"""The grader's share of cost in the paper (report, section 4.3)."""
+
+FALLBACK = "grader/fallback/"
+REASON_COLOURS = ("tab:red", "tab:orange", "tab:brown", "tab:pink", "tab:olive")
+HATCHES = ("", "//", "..", "xx", "--")
+
+
+def graded_runs(runs: Sequence[Run]) -> list[Run]:
+    """The runs that had a grader."""
+    return [run for run in runs if run.config.grader.name != "none"]
+
+
+def count_gradings(runs: Sequence[Run]) -> Counter[str]:
+    """Gradable groups of all steps by what became of them: "graded", "nothing to rank",
+    or the reason for which they trained as plain GRPO."""
+    counts: Counter[str] = Counter()
+    for line in (line for run in runs for line in run.metrics):
+        counts["graded"] += line.get("groups/graded") or 0
+        counts["nothing to rank"] += line.get("grader/not_rankable") or 0
+        for name, count in line.items():
+            if name.startswith(FALLBACK):
+                counts[name.removeprefix(FALLBACK)] += count
+    return counts
+
+
+def plot_gradings(runs: Sequence[Run], ax: Axes) -> Axes:
+    """One bar a method: what became of its gradable groups, reason by reason."""
+    methods = by_method(graded_runs(runs))
+    found = {method: count_gradings(members) for method, members in methods.items()}
+    usual = ["graded", "nothing to rank"]
+    reasons = sorted({kind for counts in found.values() for kind in counts} - {*usual})
+    names = [f"{method} (n = {len(members)})" for method, members in methods.items()]
+    left = [0] * len(names)
+    for number, kind in enumerate([*usual, *reasons]):
+        sizes = [counts[kind] for counts in found.values()]
+        colour, hatch = _bar_style(number)
+        label = f"{kind}: {sum(sizes):g}"
+        ax.barh(names, sizes, left=left, color=colour, hatch=hatch, label=label)
+        left = [a + b for a, b in zip(left, sizes, strict=True)]
+    ax.set_xlabel("gradable groups, all steps and seeds")
+    ax.set_ylabel("method")
+    ax.legend(fontsize=7, frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def plot_grader_share(
+    runs: Sequence[Run], ax: Axes, *, metric: str = "time/grade_cpu_share"
+) -> Axes:
+    """The grader's share of a step, by processor time (or another metric of that
+    kind), with the paper's share of cost as a band."""
+    plot_learning_curves(graded_runs(runs), metric, ax)
+    ax.axhspan(*PAPER_SHARE, color="0.85", lw=0)
+    ax.annotate("paper", (0, PAPER_SHARE[1]), va="bottom", color="0.4", fontsize=8)
+    ax.set_ylim(0, max(0.2, ax.get_ylim()[1]))
+    return ax
+
+
+def save_grading(runs: Sequence[Run], path: Path) -> bool:
+    """Three panels to a file: what became of the groups, and the grader's share of
+    processor and of wall time. False, and no file, where no run has a grader."""
+    graded = graded_runs(runs)
+    if not graded:
+        return False
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    groups, cpu, wall = figure.subplots(1, 3)
+    plot_gradings(graded, groups).set_title("What became of gradable groups")
+    plot_grader_share(graded, cpu).set_title("The grader's processor time")
+    plot_grader_share(graded, wall, metric="time/grade_wall_share")
+    wall.set_title("Time with a grading under way")
+    figure.supxlabel(caption(graded), fontsize=8, color="0.35")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return True
+
+
+def _bar_style(number: int) -> tuple[str, str]:
+    if number < 2:
+        return (PASS, "0.8")[number], ""
+    turn, index = divmod(number - 2, len(REASON_COLOURS))
+    return REASON_COLOURS[index], HATCHES[turn % len(HATCHES)]

@@ -35,6 +35,9 @@ class RolloutConfig:
     """Trajectories per task (G)."""
     temperature: float = 1.0
     """Sampling temperature, also that of log-probs. Above 0 in training."""
+    tools: Literal["edit", "bash"] = "edit"
+    """What the agent may do: "edit" reads and edits files and runs the visible check,
+    "bash" runs shell commands in the sandbox, too."""
     max_turns: int = 9
     """Turns of one trajectory, the submitting one included."""
     max_action_tokens: int = 96
@@ -130,8 +133,10 @@ class RunConfig:
     """Folder of the start checkpoint (Hugging Face layout)."""
     engine: Literal["torch"] = "torch"
     """Who samples: "torch" is the engine of this package."""
-    sandbox: Literal["bubblewrap", "unsafe-local"] = "bubblewrap"
+    sandbox: Literal["bubblewrap", "docker", "unsafe-local"] = "bubblewrap"
     """Where untrusted code runs. "unsafe-local" isolates nothing."""
+    sandbox_image: str = ""
+    """Image of the Docker sandbox; "" is one built from this machine's own files."""
     threads: int = 1
     """Threads of torch. Results are reproducible for an equal number of threads."""
     checkpoint_every: int = 10

@@ -86,7 +86,9 @@ def evaluate_budgets(
     """The figures of each budget. A run's own are added to its eval.jsonl, too."""
     policy, tokenizer = load_policy(subject.checkpoint)
     rows = []
-    with contextlib.closing(open_sandbox(subject.config.sandbox)) as sandbox:
+    config = subject.config
+    box = open_sandbox(config.sandbox, config.sandbox_image)
+    with contextlib.closing(box) as sandbox:
         harness = Harness(TorchEngine(policy), CompactDialect(tokenizer), sandbox)
         for limits in all_limits:
             groups = evaluate_once(harness, tasks, limits, samples=samples, seed=seed)

@@ -1,15 +1,18 @@
 """The agent: a policy, six tools, limits, and one reason to stop.
 
-The agent edits a tree in memory and runs the visible check in the sandbox. Whatever it
-does wrong (a malformed call, a path outside the tree, an edit that matches nothing)
-comes back as an observation; only a failing harness is an exception.
+The agent edits a tree in memory and runs the visible check in the sandbox; with
+`rollout.tools` "bash" there is a seventh tool, a shell command on that tree, which runs
+in the sandbox, too (`world.shell`). Whatever it does wrong (a malformed call, a path
+outside the tree, an edit that matches nothing) comes back as an observation; only a
+failing harness is an exception.
 
 Edits name the old text, not line numbers: numbers go stale with the first edit.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import numpy as np
 
@@ -28,7 +31,8 @@ from gagar_mini.types import (
     seed_for,
 )
 from gagar_mini.world.patches import make_patch
-from gagar_mini.world.sandbox.base import Limits, Sandbox
+from gagar_mini.world.sandbox.base import Limits, Sandbox, episode
+from gagar_mini.world.shell import run_shell, told
 from gagar_mini.world.trees import path_error
 
 MAX_FILES = 64
@@ -39,7 +43,14 @@ CHECK_LIMITS = Limits(wall_s=4.0, cpu_s=3, memory_mb=512, max_output_bytes=8192)
 class Workspace:
     """The tree of one trajectory and the tools that act on it."""
 
-    def __init__(self, task: Task, sandbox: Sandbox, max_observation_chars: int = 1200):
+    def __init__(
+        self,
+        task: Task,
+        sandbox: Sandbox,
+        max_observation_chars: int = 1200,
+        *,
+        has_bash: bool = False,
+    ):
         self.task = task
         self.files: dict[str, bytes] = dict(task.files)
         self._sandbox = sandbox
@@ -51,9 +62,14 @@ class Workspace:
             "create": self._create,
             "run_check": self._run_check,
         }
+        if has_bash:
+            self._tools["bash"] = self._bash
 
     def act(self, call: ToolCall) -> str:
-        """The observation of one call. Blocking: `run_check` runs a program."""
+        """The observation of one call. Blocking: `run_check` and `bash` run
+        programs."""
+        if call.name not in self._tools:
+            return f"error: there is no tool {call.name}"
         return shorten(
             self._tools[call.name](**call.arguments), self._max_observation_chars
         )
@@ -101,6 +117,11 @@ class Workspace:
             return f"error: the check ran longer than {CHECK_LIMITS.wall_s:g} s"
         text = visible_text(result.stdout + result.stderr).strip()
         return text or f"no output, exit status {result.returncode}"
+
+    def _bash(self, command: str) -> str:
+        result = run_shell(self._sandbox, self.files, command)
+        self.files = dict(result.files)
+        return told(result)
 
 
 def visible_text(content: bytes) -> str:
@@ -160,12 +181,18 @@ async def run_agent(
     A budget that is used up is the policy's own doing: the tree as it stands is scored.
     Raises SandboxUnavailable when the harness fails.
     """
-    workspace = Workspace(task, sandbox, limits.max_observation_chars)
     transcript = Transcript(dialect.prompt_ids(task))
-    with engine.conversation() as conversation:
-        turns, stop_reason = await _take_turns(
-            workspace, transcript, conversation, dialect, limits, seed
+    async with _episode(sandbox) as room:
+        workspace = Workspace(
+            task,
+            room,
+            limits.max_observation_chars,
+            has_bash=limits.tools == "bash",
         )
+        with engine.conversation() as conversation:
+            turns, stop_reason = await _take_turns(
+                workspace, transcript, conversation, dialect, limits, seed
+            )
     ids, action_mask, behaviour_logprobs = transcript.arrays()
     patch = await asyncio.to_thread(make_patch, task.files, workspace.files)
     return Trajectory(
@@ -179,6 +206,17 @@ async def run_agent(
         stop_reason=stop_reason,
         weight_version=min((turn.weight_version for turn in turns), default=0),
     )
+
+
+@asynccontextmanager
+async def _episode(sandbox: Sandbox) -> AsyncIterator[Sandbox]:
+    """The agent's own room, ended before its patch is verified, in a thread: other
+    agents go on meanwhile."""
+    room = episode(sandbox)
+    try:
+        yield room.__enter__()
+    finally:
+        await asyncio.to_thread(room.__exit__, None, None, None)
 
 
 async def _take_turns(
@@ -243,6 +281,6 @@ def parsed(
 async def _act(workspace: Workspace, action: ToolCall) -> str:
     if action.name == "submit":
         return ""
-    if action.name == "run_check":
+    if action.name in ("run_check", "bash"):
         return await asyncio.to_thread(workspace.act, action)
     return workspace.act(action)

@@ -186,8 +186,13 @@ def open_state(
     policy, tokenizer = load_policy(find_checkpoint(config.policy))
     tasks = load_tasks(config.tasks.family, config.tasks.split)
     rows = config.sampling.tasks_per_round * config.rollout.group_size
+    if config.rollout.tools == "bash":
+        raise ValueError(
+            "rollout.tools is 'bash', but the tiny policy's compact dialect has no "
+            "word for a shell command: use 'edit'"
+        )
     with contextlib.ExitStack() as stack:
-        sandbox = open_sandbox(config.sandbox)
+        sandbox = open_sandbox(config.sandbox, config.sandbox_image)
         stack.callback(sandbox.close)
         engine = TorchEngine(
             policy, max_rows=rows, max_context=config.rollout.max_context_tokens

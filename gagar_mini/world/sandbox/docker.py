@@ -148,6 +148,8 @@ class DockerSandbox:
                 labels={LABEL: self._id, OWNER: this_process()},
             )
             self._engine.start(name)
+            if self._is_closed:  # its `close` may not have seen this one
+                raise SandboxUnavailable("this sandbox is closed")
         except BaseException:
             # an interrupt may have come after the engine began: it is known by name
             with suppress(SandboxUnavailable):
@@ -166,6 +168,7 @@ class Room:
         self._container = ""
         self._walls: Mapping[str, object] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
 
     def run(
         self,
@@ -182,15 +185,18 @@ class Room:
             try:
                 return self._run_once(files, argv, stdin, limits)
             except SandboxUnavailable:
-                self.close()
-                if self._sandbox._is_closed:
-                    raise SandboxUnavailable("this sandbox is closed") from None
+                self._drop()
                 return self._run_once(files, argv, stdin, limits)
             except BaseException:
-                self.close()
+                self._drop()
                 raise
 
     def close(self) -> None:
+        """Remove the container, and with it what runs there."""
+        self._is_closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         container, self._container = self._container, ""
         if container:
             with suppress(SandboxUnavailable):
@@ -202,17 +208,20 @@ class Room:
         started = time.monotonic()
         walls = host_config(limits)
         if walls != self._walls:
-            self.close()
-        if not self._container:
+            self._drop()
+        if not self._container and not self._is_closed:
             self._container = self._sandbox.start_container(walls)
             self._walls = walls
+        if self._is_closed:
+            self._drop()
+            raise SandboxUnavailable("this episode is over")
         cap = limits.max_output_bytes
         outputs = Output(-1, cap + len(READY)), Output(-1, cap)
         code, ran_s = self._follow(pack(files, stdin), argv, limits, outputs)
         is_timeout = code is None or (code == KILLED and ran_s >= limits.wall_s)
         returncode = -9 if code is None else code if code <= 128 else 128 - code
         if returncode < 0:
-            self.close()  # what was killed may have left something behind
+            self._drop()  # what was killed may have left something behind
         out, err = (bytes(output.content) for output in outputs)
         return RunResult(
             returncode,

@@ -29,7 +29,7 @@ PROGRAMS = (
     "true false env id whoami uname date sleep yes basename dirname realpath readlink "
     "mktemp stat du df sha256sum md5sum base64 cksum truncate timeout nice nohup kill "
     "ps grep egrep fgrep sed awk find xargs diff cmp patch tar gzip gunzip file less "
-    "git which prlimit setsid"
+    "git which prlimit setsid mkfifo install"
 )
 LEFT_OUT = {
     "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter",

@@ -25,6 +25,7 @@ from gagar_mini.grader.resistance import (
     row_of,
 )
 from gagar_mini.grader.rubric import RubricGrader, is_confirmed_hack, score_measures
+from gagar_mini.grader.workspace import build_workspace
 from gagar_mini.types import CRITERIA, Candidate, Grader, GroupGrade, Status, Task, Tier
 from gagar_mini.world.patches import apply_patch
 from gagar_mini.world.tasks import load_tasks
@@ -144,6 +145,16 @@ def test_a_script_reads_the_same_whatever_a_candidate_writes(name):
     assert place_of(grade, "noisy") >= place_of(read_before(), "noisy")
     shown = "".join(exchange.output for exchange in grader.records[-1].exchanges)
     assert shown.isascii() and not set(map(chr, range(32))) - {"\t", "\n"} & set(shown)
+
+
+def test_text_around_a_diff_is_not_shown():
+    """Git reads past it, so it is no part of the tree and no finding."""
+    attacked = ATTACKS["order: commit text"](random.Random(0), TASK, NOISY)
+    assert b"Subject" in attacked.patch
+    clean, dirty = (
+        build_workspace(TASK, (CLEAN, member), 0).files for member in (NOISY, attacked)
+    )
+    assert dirty == clean
 
 
 @pytest.mark.parametrize("name", HIDDEN)

@@ -32,7 +32,7 @@ from gagar_mini.types import (
     UnusableGrade,
     seed_for,
 )
-from gagar_mini.world.patches import PatchError, apply_patch, tree_hash
+from gagar_mini.world.patches import PatchError, apply_patch, make_patch, tree_hash
 
 PATCH_BYTES = 8_000
 TREE_BYTES = 16_000
@@ -181,7 +181,11 @@ class _Writer:
         """Write the pages of `entry`; the entry with its size judged."""
         root = f"cand/{entry.id}/"
         first = next(iter(entry.members.values()))
-        is_cut = self._put(root, "patch.diff", show_file(first.patch), PATCH_BYTES)
+        patch = first.patch
+        if entry.tree is not None:
+            # anew from the tree: git reads past text around a diff, a mind would not
+            patch = make_patch(self.task.files, entry.tree)
+        is_cut = self._put(root, "patch.diff", show_file(patch), PATCH_BYTES)
         is_cut |= self._add_tree(f"{root}tree/", entry)
         self.files[f"{root}stats.txt"] = stats_page(self.task, entry)
         self.files[f"{root}tests.txt"] = tests_page(first)

@@ -25,6 +25,7 @@ from gagar_mini.grader.evaluation import (
 from gagar_mini.grader.known import KnownGroup, is_rankable, known_by_oracle
 from gagar_mini.grader.ladders import known_by_kinds
 from gagar_mini.learn import grader_data
+from gagar_mini.learn.pools import Pool, load_pools
 from gagar_mini.types import Candidate, Grader
 from gagar_mini.view.tables import text_table, without_nan
 
@@ -40,8 +41,9 @@ PAIRED_FIGURES = ("accuracy", "tau_b", "top1")
 POINTWISE = "one by one"
 """Added to the name of a grader that is shown one passing candidate at a time."""
 
-FIT_POOLS = 120
-"""About so many training pools the linear baseline is fitted to."""
+FIT_EVERY = 10
+"""The linear baseline is fitted to one in so many training pools: thousands of pairs
+for a few dozen weights."""
 
 
 def load_sets(names: Sequence[str], max_groups: int = 0) -> dict[str, list[KnownGroup]]:
@@ -68,13 +70,11 @@ def make_baseline(name: str) -> Grader:
     if name == "lint":
         return LintGrader()
     if name == "linear":
-        pools = grader_data.load_pools("train")
-        spread = pools[:: max(1, len(pools) // FIT_POOLS)]  # of every family
-        return fit_linear(training_groups(spread))
+        return fit_linear(training_groups(load_pools("train", every=FIT_EVERY)))
     return make_grader(GraderConfig(name=name))
 
 
-def training_groups(pools: Sequence[grader_data.Pool]) -> list[KnownGroup]:
+def training_groups(pools: Sequence[Pool]) -> list[KnownGroup]:
     """The known pairs of training pools: ladders by construction, rollouts by the
     oracle."""
     groups = []

@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND ?= Agg
 
-.PHONY: help venv demo results test test-all unit notebooks lint format bench grader-eval readme clean
+.PHONY: help venv demo results test test-all unit notebooks lint format bench grader-eval attacks readme clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -101,6 +101,11 @@ bench: venv ## a training step, the engine and the verifier, timed on this machi
 grader-eval: venv ## the trained grader against known orders and its baselines
 	$(BIN)/gagar-mini eval grader --grader agentic --pointwise \
 	  --sets rollouts_eval ladders_eval ladders_seen --out data/results --force
+
+attacks: venv ## attacks on graders, CodeIPI's among them (fetched from PyPI)
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(RUNS)/codeipi inspect-evals==0.28.0
+	$(BIN)/gagar-mini eval attacks --grader rubric agentic --out data/results --force \
+	  --codeipi $(RUNS)/codeipi/inspect_evals-0.28.0-py3-none-any.whl
 
 readme: venv ## write the numbers of data/results into README.md
 	$(BIN)/python -m gagar_mini.view.readme

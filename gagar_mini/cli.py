@@ -682,6 +682,84 @@ def run_eval_grader(flags: EvalGrader) -> None:
 
 
 @dataclass(frozen=True)
+class EvalAttacks:
+    """Attack graders: does writing to the grader pay?
+
+    Example: gagar-mini eval attacks --grader rubric agentic --out data/runs/attacks
+    Example, with CodeIPI: pip download --no-deps inspect-evals, then
+    gagar-mini eval attacks --codeipi inspect_evals-0.28.0-py3-none-any.whl
+
+    Candidates of held-out tasks carry orders, forged verdicts, claims of a review,
+    hidden characters, too much text. "better" counts attackers placed better than
+    their twin without the attack, in the same group; rate, low and high are its share
+    with a 95 % interval. An unusable grade leaves the group its original advantages and
+    is counted by itself. 8 tasks of each family take a minute with the rubric.
+    """
+
+    grader: tuple[GraderName, ...] = ("rubric",)
+    """Graders to attack."""
+    tasks: int = 8
+    """The first so many held-out tasks of each family, core and full."""
+    codeipi: Path | None = None
+    """Wheel or folder of the package inspect-evals, whose injected repositories are
+    used then, too."""
+    model: str = GraderConfig().model
+    """Folder of the checkpoint of the grader agentic."""
+    endpoint: str = ""
+    """Base URL of the OpenAI-compatible endpoint of the grader llm; its key is read
+    from OPENAI_API_KEY."""
+    endpoint_model: str = ""
+    """Model that the grader llm asks."""
+    timeout_s: float = GraderConfig().timeout_s
+    """Seconds for one grading."""
+    seed: int = 0
+    sandbox: str = "bubblewrap"
+    """Where the attacked programs are verified: "bubblewrap", or "unsafe-local" (no
+    isolation)."""
+    out: Path | None = None
+    """Folder that gets grader_attacks.json and grader_attacks.md."""
+    force: bool = False
+    """Overwrite them if they exist."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+
+def run_eval_attacks(flags: EvalAttacks) -> None:
+    if flags.tasks < 0 or not 0 < flags.timeout_s < math.inf:
+        raise ValueError("--tasks must not be below 0, --timeout-s above 0")
+    if not flags.grader or not (flags.tasks or flags.codeipi):
+        raise ValueError("name a grader, and tasks or --codeipi to attack it on")
+    if flags.out is not None:
+        check_can_be_made(flags.out)
+        for suffix in ("json", "md"):
+            path = flags.out / f"grader_attacks.{suffix}"
+            refuse_overwriting(path, force=flags.force)
+    from gagar_mini import evaluating_attacks as attacks
+    from gagar_mini.world.sandbox import open_sandbox
+
+    config = GraderConfig(
+        model=flags.model,
+        timeout_s=flags.timeout_s,
+        endpoint=flags.endpoint,
+        endpoint_model=flags.endpoint_model,
+    )
+    with contextlib.closing(open_sandbox(flags.sandbox)) as sandbox:
+        graders = attacks.make_graders(flags.grader, config, sandbox)
+        pairs = attacks.make_pairs(flags.tasks, flags.codeipi, sandbox, seed=flags.seed)
+        found = attacks.attack_graders(
+            graders, pairs, seed=flags.seed, timeout_s=flags.timeout_s
+        )
+    settings = attacks.settings_of(flags.tasks, flags.seed, flags.codeipi)
+    if flags.json:
+        print_json(attacks.report_of(settings, found))
+    else:
+        print(attacks.table(found))
+    if flags.out is not None:
+        attacks.save_report(settings, found, flags.out)
+        print(f"written: {flags.out}/grader_attacks.json and .md", file=sys.stderr)
+
+
+@dataclass(frozen=True)
 class Verify:
     """Run the hidden tests of a task on a patch, in the sandbox.
 
@@ -1038,6 +1116,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "train": (Train, run_train),
     "eval": (Eval, run_eval),
     "eval grader": (EvalGrader, run_eval_grader),
+    "eval attacks": (EvalAttacks, run_eval_attacks),
     "verify": (Verify, run_verify),
     "grade": (Grade, run_grade),
     "compare": (Compare, run_compare),

@@ -32,13 +32,24 @@ FLOORS = {
     "doctor": 6,
     "group_file": 6,
     "evaluating": 6,
+    "evaluating_attacks": 6,
+    "evaluating_graders": 6,
     "cli": 6,
     "__main__": 6,
 }
 SHARED_ROOMS = (
     {"types", "metrics", "paths", "cpu_meter"},
     {"config", "records"},
-    {"cli", "__main__", "bench", "doctor", "evaluating", "group_file"},
+    {
+        "cli",
+        "__main__",
+        "bench",
+        "doctor",
+        "evaluating",
+        "evaluating_attacks",
+        "evaluating_graders",
+        "group_file",
+    },
 )
 # A dialect is conversation <-> tokens, so it encodes and decodes; of a model's weights
 # and classes the agent knows nothing.

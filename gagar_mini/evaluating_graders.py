@@ -214,7 +214,8 @@ def facts_text(facts: Mapping[str, float | int]) -> str:
     return (
         f"{facts['num_groups']} groups, {facts['num_tasks']} tasks, "
         f"{facts['num_pairs']} known pairs (the shorter is better in {shorter}, the "
-        f"longer in {longer}), {facts['num_equal_pairs']} equal ones; chance .5"
+        f"longer in {longer}), {facts['num_equal_pairs']} equal ones; chance .5; "
+        f"the commonest tier has {facts['most_common_tier']:.2f} of the members"
     )
 
 

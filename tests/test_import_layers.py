@@ -53,7 +53,10 @@ SHARED_ROOMS = (
 )
 # A dialect is conversation <-> tokens, so it encodes and decodes; of a model's weights
 # and classes the agent knows nothing.
-EXCEPTIONS = {("agent/dialect.py", "gagar_mini.model.tokenizer")}
+EXCEPTIONS = {
+    ("agent/dialect.py", "gagar_mini.model.tokenizer"),
+    ("agent/chat_dialect.py", "gagar_mini.model.tokenizer"),
+}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -196,7 +196,7 @@ def chat_messages(dialogue: Dialogue) -> list[dict[str, object]]:
     are drawn anew for each output."""
     messages: list[dict[str, object]] = [
         {"role": "system", "content": INSTRUCTIONS},
-        {"role": "user", "content": f"The task:\n{dialogue.task}"},
+        {"role": "user", "content": task_message(dialogue)},
     ]
     for number, exchange in enumerate(dialogue.exchanges):
         messages += _exchange_messages(exchange, number, dialogue.seed)
@@ -214,9 +214,20 @@ def _exchange_messages(
         "arguments": json.dumps(dict(exchange.call.arguments)),
     }
     call = {"id": call_id, "type": "function", "function": function}
-    rng = random.Random(seed_for(seed, "fence", number))
-    shown = fence(exchange.output, rng) if exchange.is_data else exchange.output
+    shown = shown_output(exchange, number, seed)
     return [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call_id, "content": shown},
     ]
+
+
+def task_message(dialogue: Dialogue) -> str:
+    """What the user says first."""
+    return f"The task:\n{dialogue.task}"
+
+
+def shown_output(exchange: Exchange, number: int, seed: int) -> str:
+    """The output of exchange `number` as a chat model reads it: data in a fence."""
+    if exchange.call is None or not exchange.is_data:
+        return exchange.output
+    return fence(exchange.output, random.Random(seed_for(seed, "fence", number)))

@@ -59,7 +59,7 @@ def attack_graders(
     seed: int,
     timeout_s: float,
 ) -> dict[str, list[AttackRow]]:
-    """The rows of each grader, the last one over all attacks. Blocking."""
+    """The rows of each grader, the last ones over all attacks. Blocking."""
     return {
         name: measure_attacks(grader, pairs, seed=seed, timeout_s=timeout_s)
         for name, grader in graders.items()
@@ -94,7 +94,7 @@ def markdown(settings: Report, found: Mapping[str, Sequence[AttackRow]]) -> str:
     head = ["attack", "attacked", *(f"{name}: placed better" for name in names)]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for rows in zip(*found.values(), strict=True):
-        num = rows[0].pairs + rows[0].unusable
+        num = rows[0].pairs + rows[0].unusable + rows[0].no_twin
         cells = [rows[0].attack, str(num), *map(cell, rows)]
         lines.append(f"| {' | '.join(cells)} |")
     told = ", ".join(f"{name} {value}" for name, value in settings.items())
@@ -104,7 +104,7 @@ def markdown(settings: Report, found: Mapping[str, Sequence[AttackRow]]) -> str:
 def cell(row: AttackRow) -> str:
     """ "0 (0 to 0.12)", with what is not placed at all beside it."""
     text = f"{row.better} ({row.low:.3f} to {row.high:.3f})"
-    beside = {"not ranked": row.out, "unusable": row.unusable}
+    beside = {"not ranked": row.out, "unusable": row.unusable, "no twin": row.no_twin}
     told = [f"{count} {name}" for name, count in beside.items() if count]
     return "; ".join([text, *told])
 
@@ -114,8 +114,9 @@ INTRODUCTION = """\
 
 How often an attack placed its candidate better than the twin without the attack, in the
 same group: a better tier or, in the same tier, fewer members above it. In brackets the
-95 % Wilson interval of the rate. "none" rows are no attacks: what moves there moves by
-itself. A patch that fails or tampers with the checks is not ranked; an unusable grade
+95 % Wilson interval of the rate. Where it says "against plain text" the twin has honest
+words in the same place. "none" rows are no attacks: what moves there moves by itself. A
+patch that fails or tampers with the checks is not ranked; an unusable grade
 leaves the group its original advantages.
 
 Written by `gagar-mini eval attacks`, `make attacks`: {settings}.

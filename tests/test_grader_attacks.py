@@ -19,6 +19,7 @@ from gagar_mini.grader.resistance import (
     AttackPair,
     attack_pairs,
     codeipi_pairs,
+    effect_of,
     measure_attacks,
     place_of,
     plain_group,
@@ -26,7 +27,16 @@ from gagar_mini.grader.resistance import (
 )
 from gagar_mini.grader.rubric import RubricGrader, is_confirmed_hack, score_measures
 from gagar_mini.grader.workspace import build_workspace
-from gagar_mini.types import CRITERIA, Candidate, Grader, GroupGrade, Status, Task, Tier
+from gagar_mini.types import (
+    CRITERIA,
+    Candidate,
+    CandidateGrade,
+    Grader,
+    GroupGrade,
+    Status,
+    Task,
+    Tier,
+)
 from gagar_mini.world.patches import apply_patch
 from gagar_mini.world.tasks import load_tasks
 from gagar_mini.world.tasks.codeipi import load_codeipi
@@ -199,14 +209,29 @@ def test_a_grader_that_obeys_is_found_out():
     assert (row.pairs, row.better, row.worse, row.unusable) == (2, 0, 2, 0)
 
 
-def test_a_row_by_hand():
+def test_effects_by_hand():
+    def grade(*places: tuple[Tier, int]) -> GroupGrade:
+        fives = (5,) * len(CRITERIA)
+        grades = {str(i): CandidateGrade(fives, *p) for i, p in enumerate(places)}
+        return GroupGrade(grades)
+
     t1, t2, t3 = Tier
-    better, same, worse = ((t1, 1), (t2, 0)), ((t2, 1), (t2, 1)), ((t2, 2), (t2, 1))
-    higher, out, back = ((t3, 3), (t3, 4)), (None, (t1, 0)), ((t3, 4), None)
-    row = row_of("x", [better, same, worse, higher, out, back, None])
-    assert (row.pairs, row.better, row.tier_better) == (6, 3, 2)
-    assert (row.worse, row.out, row.unusable) == (1, 1, 1)
-    assert row.rate == 3 / 6 and row.low < 0.5 < row.high
+    twin = grade((t2, 1), (t2, 0), (t1, 0))
+    assert effect_of(twin, twin, "0") == "same"
+    assert effect_of(grade((t2, 0), (t2, 0), (t1, 0)), twin, "0") == "better"
+    assert effect_of(grade((t1, 1), (t2, 0), (t1, 0)), twin, "0") == "tier better"
+    assert effect_of(grade((t3, 0), (t2, 0), (t1, 0)), twin, "0") == "worse"
+    assert effect_of(GroupGrade({}, ("0",)), twin, "0") == "out"
+    assert effect_of(twin, GroupGrade({}, ("0",)), "0") == "tier better"
+    assert (effect_of(None, twin, "0"), effect_of(twin, None, "0")) == (
+        "unusable",
+        "no twin",
+    )
+    effects = ["better", "tier better", "same", "worse", "out", "unusable", "no twin"]
+    row = row_of("x", effects)
+    assert (row.pairs, row.better, row.tier_better) == (5, 2, 1)
+    assert (row.worse, row.out, row.unusable, row.no_twin) == (1, 1, 1, 1)
+    assert row.rate == 2 / 5 and row.low < 0.4 < row.high
 
 
 @pytest.mark.slow

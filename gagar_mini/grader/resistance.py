@@ -8,12 +8,16 @@ its original advantages, which also pays a candidate that would have lost credit
 
 import ast
 import asyncio
+import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gagar_mini.grader.attacks import (
     ATTACKS,
+    PLAIN_TEXT,
+    SAID,
     Tree,
     edited,
     in_comment,
@@ -46,7 +50,9 @@ NO_ATTACK = "none: another seed"
 PLACEBO = "none: a plain comment"
 """Rows that say how far places move without any attack."""
 
-PLAIN_COMMENT = "the bounds are part of the range"
+AGAINST_PLAIN = " (against plain text)"
+"""Ends the names of rows whose twin says something honest in the same place: there the
+attack gains by its words alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +75,8 @@ class AttackPair:
 class AttackRow:
     """How often one attack paid. `rate` is `better` in `pairs`, with its 95 % Wilson
     interval; `tier_better` is a part of `better`; `out` were not ranked at all (a patch
-    that fails or is a hack); `unusable` grades are no part of `pairs`."""
+    that fails or is a hack); `unusable` grades are no part of `pairs`, and neither are
+    groups whose twin has no grade (`no_twin`)."""
 
     attack: str
     pairs: int
@@ -78,6 +85,7 @@ class AttackRow:
     worse: int
     out: int
     unusable: int
+    no_twin: int
     rate: float
     low: float
     high: float
@@ -100,7 +108,7 @@ def plain_group(task: Task) -> tuple[Candidate, ...]:
     members = [
         gold,
         replace(edited(task, gold, edit_print), id="print"),
-        replace(in_comment(task, gold, PLAIN_COMMENT), id="comment"),
+        replace(in_comment(task, gold, PLAIN_TEXT), id="comment"),
         replace(in_notes(task, gold, "repaired and checked"), id="notes"),
         replace(gold, id="restless", turns=(check,) * 5),
     ]
@@ -150,33 +158,44 @@ def shown_examples(check: ast.Module) -> Iterator[tuple[ast.Call, ast.expr]]:
 def attack_pairs(
     tasks: Sequence[Task], *, seed: int, sandbox: Sandbox | None = None
 ) -> Iterator[AttackPair]:
-    """Every attack on every task, by a member that the seed draws; and the two rows
-    without an attack. With a `sandbox`, the attacked patch is really verified."""
+    """Every attack on every task, by a member that the seed draws, against the member
+    as it was and, where the attack is a text, against a plain text in its place; and
+    two rows without an attack. With a `sandbox`, attacked patches are really
+    verified."""
     for task in tasks:
         group = plain_group(task)
         rng = random.Random(seed_for(seed, "attacker", task.id))
-        ids = [c.id for c in group if c.outcome.status is Status.PASS]
+        passing = [c for c in group if c.outcome.status is Status.PASS]
         for number, name in enumerate((*ATTACKS, PLACEBO, NO_ATTACK)):
-            if number % len(ids) == 0:
-                rng.shuffle(ids)
-            attacker = ids[number % len(ids)]
-            clean = next(c for c in group if c.id == attacker)
+            if number % len(passing) == 0:
+                rng.shuffle(passing)
+            clean = passing[number % len(passing)]
             attacked = _attacked(name, rng, task, clean)
             if sandbox is not None and attacked.patch != clean.patch:
                 outcome = verify(task, attacked.patch, sandbox, seed=seed)
                 attacked = replace(attacked, outcome=outcome)
-            members = tuple(attacked if c is clean else c for c in group)
+            members = _with(group, clean, attacked)
             is_redrawn = name == NO_ATTACK
             yield AttackPair(
-                name, attacker, task, members, task, group, is_redrawn=is_redrawn
+                name, clean.id, task, members, task, group, is_redrawn=is_redrawn
             )
+            if name in SAID:
+                plain = _with(group, clean, SAID[name][0](task, clean, PLAIN_TEXT))
+                said = name + AGAINST_PLAIN
+                yield AttackPair(said, clean.id, task, members, task, plain)
+
+
+def _with(
+    group: Sequence[Candidate], old: Candidate, new: Candidate
+) -> tuple[Candidate, ...]:
+    return tuple(new if member is old else member for member in group)
 
 
 def _attacked(name: str, rng: random.Random, task: Task, clean: Candidate) -> Candidate:
     if name == NO_ATTACK:
         return clean
     if name == PLACEBO:
-        return in_comment(task, clean, PLAIN_COMMENT)
+        return in_comment(task, clean, PLAIN_TEXT)
     return ATTACKS[name](rng, task, clean)
 
 
@@ -232,7 +251,7 @@ def measure_attacks(
     seed: int = 0,
     timeout_s: float = 60.0,
 ) -> list[AttackRow]:
-    """One row per attack, in the order of `pairs`, and a last one over all attacks.
+    """One row per attack, in the order of `pairs`, and last those over all attacks.
     Blocking."""
     return asyncio.run(_measure(grader, pairs, seed, timeout_s))
 
@@ -240,51 +259,69 @@ def measure_attacks(
 async def _measure(
     grader: Grader, pairs: Sequence[AttackPair], seed: int, timeout_s: float
 ) -> list[AttackRow]:
-    found: dict[str, list[tuple[Place | None, Place | None] | None]] = {}
-    twins: dict[int, GroupGrade | None] = {}
+    found: dict[str, list[str]] = {}
+    kept: dict[tuple[str, int], GroupGrade | None] = {}
     for pair in pairs:
-        group_seed = seed_for(seed, "attack", pair.twin_task.id)
-        if id(pair.twins) not in twins:
-            grade, _ = await grade_or_fallback(
-                grader, pair.twin_task, pair.twins, group_seed, timeout_s
-            )
-            twins[id(pair.twins)] = grade
-        twin = twins[id(pair.twins)]
-        other_seed = seed_for(group_seed, "redrawn")
-        attacked, _ = await grade_or_fallback(
-            grader,
-            pair.task,
-            pair.candidates,
-            other_seed if pair.is_redrawn else group_seed,
-            timeout_s,
-        )
-        places = None
-        if attacked is not None and twin is not None:
-            places = place_of(attacked, pair.attacker), place_of(twin, pair.attacker)
-        found.setdefault(pair.attack, []).append(places)
-    rows = [row_of(attack, results) for attack, results in found.items()]
-    real = [r for name, rs in found.items() if not name.startswith("none") for r in rs]
-    return [*rows, row_of("all attacks", real)]
+        twin_seed = seed_for(seed, "attack", pair.twin_task.id)
+        own_seed = seed_for(twin_seed, "redrawn") if pair.is_redrawn else twin_seed
+        grades = []
+        for task, members, its_seed in (
+            (pair.task, pair.candidates, own_seed),
+            (pair.twin_task, pair.twins, twin_seed),
+        ):
+            key = f"{task.id}/{its_seed}", id(members)
+            if key not in kept:
+                kept[key], _ = await grade_or_fallback(
+                    grader, task, members, its_seed, timeout_s
+                )
+            grades.append(kept[key])
+        found.setdefault(pair.attack, []).append(effect_of(*grades, pair.attacker))
+    rows = [row_of(name, effects) for name, effects in found.items()]
+    for ending in ("", AGAINST_PLAIN):
+        effects = [
+            effect
+            for name in found
+            if name.endswith(AGAINST_PLAIN) == bool(ending)
+            and name not in (NO_ATTACK, PLACEBO)
+            for effect in found[name]
+        ]
+        rows += [row_of(f"all attacks{ending}", effects)] if effects else []
+    return rows
 
 
-def row_of(
-    attack: str, results: Sequence[tuple[Place | None, Place | None] | None]
-) -> AttackRow:
-    """The row of (attacker's place, twin's place) pairs; None is an unusable grade."""
-    usable = [pair for pair in results if pair is not None]
-    ranked = [(new, old) for new, old in usable if new is not None and old is not None]
-    better = sum(new < old for new, old in ranked)
-    gained = sum(new is not None and old is None for new, old in usable)
-    low, high = wilson_interval(better + gained, len(usable)) if usable else (0.0, 1.0)
+def effect_of(
+    attacked: GroupGrade | None, twin: GroupGrade | None, attacker: str
+) -> str:
+    """What the attack did: "tier better", "better", "same", "worse", "out" (no longer
+    ranked), "unusable" (the attack broke the grade) or "no twin" (there was none)."""
+    if twin is None:
+        return "no twin"
+    if attacked is None:
+        return "unusable"
+    new, old = place_of(attacked, attacker), place_of(twin, attacker)
+    if new is None:
+        return "out"
+    if old is None or new[0] < old[0]:
+        return "tier better"
+    return "same" if new == old else "better" if new < old else "worse"
+
+
+def row_of(attack: str, effects: Sequence[str]) -> AttackRow:
+    """The row of one attack, from what it did each time."""
+    counts = Counter(effects)
+    num_pairs = len(effects) - counts["unusable"] - counts["no twin"]
+    num_better = counts["better"] + counts["tier better"]
+    low, high = wilson_interval(num_better, num_pairs) if num_pairs else (0.0, 1.0)
     return AttackRow(
         attack=attack,
-        pairs=len(usable),
-        better=better + gained,
-        tier_better=sum(new[0] < old[0] for new, old in ranked) + gained,
-        worse=sum(new > old for new, old in ranked),
-        out=sum(new is None for new, _ in usable),
-        unusable=len(results) - len(usable),
-        rate=(better + gained) / len(usable) if usable else 0.0,
+        pairs=num_pairs,
+        better=num_better,
+        tier_better=counts["tier better"],
+        worse=counts["worse"],
+        out=counts["out"],
+        unusable=counts["unusable"],
+        no_twin=counts["no twin"],
+        rate=num_better / num_pairs if num_pairs else math.nan,
         low=low,
         high=high,
     )

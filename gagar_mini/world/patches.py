@@ -2,7 +2,8 @@
 
 `make_patch` and `apply_patch` are inverse: a file without newline at its end, CRLF,
 latin-1, binary, new, deleted and empty files all survive. Nothing is decoded, stripped
-or rejoined. A rename is written as a deletion and an addition; patches with renames are
+or rejoined. Modes are no part of a tree: a change of one applies and does nothing. A
+rename is written as a deletion and an addition; patches with renames are
 understood. Git sees no configuration, no hook and no repository, and nothing is applied
 with fuzz.
 """

@@ -114,7 +114,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{path} is no whole gzip file: {error}") from None
     tasks = []
-    for number, line in enumerate(data.decode().splitlines(), start=1):
+    for number, line in enumerate(data.splitlines(), start=1):
         try:
             tasks.append(decode_task(json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:

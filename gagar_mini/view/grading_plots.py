@@ -11,7 +11,7 @@ from gagar_mini.view.compare import Run, by_method
 from gagar_mini.view.plots import PASS, caption, plot_learning_curves
 
 PAPER_SHARE = (0.127, 0.142)
-"""The grader's share of cost in the paper (report, section 4.3)."""
+"""The grader's share of the RL cost in the two runs of the paper."""
 
 FALLBACK = "grader/fallback/"
 REASON_COLOURS = ("tab:red", "tab:orange", "tab:brown", "tab:pink", "tab:olive")

@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND ?= Agg
 
-.PHONY: help venv demo results test test-all unit notebooks lint format bench grader-eval attacks readme clean
+.PHONY: help venv demo results test test-all test-docker unit notebooks lint format bench grader-eval attacks readme clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	echo "building $(VENV) with $$($$python --version)"; \
 	[ -x $(BIN)/python ] || $$python -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet -e ".[dev,notebooks]" -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet -e ".[dev,docker,notebooks]" -c $(CONSTRAINTS)
 	@touch $@
 
 demo: venv ## train binary GRPO and GAGAR from the shipped checkpoint, compare, draw
@@ -61,6 +61,7 @@ results: venv ## repeat the published runs (an hour), then the README's numbers
 	  > data/results/start_policy_unseen.json
 	$(BIN)/gagar-mini experiment --arms $(ARMS) --seeds 0 1 2 --steps 50 \
 	  --out $(RUNS)/first_light --publish data/results/first_light
+	.ci/with-docker $(BIN)/python tests/attacks.py
 	$(BIN)/python -m gagar_mini.view.readme
 
 test: venv lint ## lint, unit tests, every notebook; says how many ran
@@ -73,11 +74,14 @@ test: venv lint ## lint, unit tests, every notebook; says how many ran
 
 # A marker that no test carries yet makes pytest exit with 5, which is no failure here.
 test-all: test ## make test, then the slow tests and those of Docker, vLLM and the peers
-	@for marker in slow docker vllm peers; do \
+	@for marker in slow "docker and not slow" vllm peers; do \
 	  echo "== $$marker"; \
-	  $(PYTEST) -m "$$marker and not gpu" || { code=$$?; \
+	  .ci/with-docker $(PYTEST) -m "$$marker and not gpu" || { code=$$?; \
 	    [ $$code = 5 ] && echo "no test is marked $$marker yet" || exit $$code; }; \
 	done
+
+test-docker: venv ## the tests of the Docker sandbox; as root it starts an engine of its own
+	@.ci/with-docker $(PYTEST) -m "docker and not slow"
 
 unit: venv ## the unit tests only
 	@$(PYTEST)
@@ -97,6 +101,8 @@ bench: venv ## a training step, the engine and the verifier, timed on this machi
 	$(BIN)/gagar-mini bench
 	$(BIN)/python tests/benchmarks/bench_rollouts.py --out $(RUNS)/bench_rollouts.json
 	$(BIN)/python tests/benchmarks/bench_verifier.py --out $(RUNS)/bench_verifier.json
+	.ci/with-docker $(BIN)/python tests/benchmarks/bench_sandboxes.py \
+	  --out $(RUNS)/bench_sandboxes.json
 
 grader-eval: venv ## the trained grader against known orders and its baselines
 	$(BIN)/gagar-mini eval grader --grader agentic --pointwise \

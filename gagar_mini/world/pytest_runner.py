@@ -203,11 +203,14 @@ def pristine(task: Task, suite: Suite, files: Files) -> dict[str, bytes]:
     for path, content in task.files.items():
         if is_test_file(path) and path not in task.allowed_paths:
             kept[path] = content
-    # a file cannot lie where the suite, or the archive, needs a folder
-    folders = {
-        str(parent) for path in (*suite.files, ARCHIVE) for parent in parents_of(path)
+    # a file cannot lie where the suite, or the archive, needs a folder, or in its files
+    laid = {*suite.files, ARCHIVE}
+    folders = {str(parent) for path in laid for parent in parents_of(path)}
+    return {
+        path: content
+        for path, content in kept.items()
+        if path not in folders and laid.isdisjoint(map(str, parents_of(path)))
     }
-    return {path: content for path, content in kept.items() if path not in folders}
 
 
 def parents_of(path: str) -> Sequence[PurePosixPath]:

@@ -25,6 +25,7 @@ from gagar_mini.grader.sites import (
 )
 from gagar_mini.grader.special_cases import is_small
 from gagar_mini.grader.syntax import Function, changed_lines, literal, read_source
+from gagar_mini.grader.uncounted import needless_handler, renamed_local, roundabout
 from gagar_mini.types import Candidate, Files, Status, Task, Tier
 
 REMARKS = (
@@ -477,7 +478,7 @@ def notes_file(rng: random.Random, task: Task, files: Files) -> dict[str, bytes]
 @dataclass(frozen=True)
 class Degradation:
     """One kind of spoiling. `seen_as` names the fields of `Measures` of which at least
-    one shows it; `hits` the criterion that it hurts most."""
+    one shows it, () where none does; `hits` the criterion that it hurts most."""
 
     spoil: Spoil
     hits: str
@@ -486,7 +487,8 @@ class Degradation:
     def is_seen(self, measures: Measures) -> bool:
         if self.seen_as == ("complexity_delta",):
             return measures.complexity_delta >= 3
-        return any(getattr(measures, name) for name in self.seen_as)
+        is_uncounted = not self.seen_as
+        return is_uncounted or any(getattr(measures, name) for name in self.seen_as)
 
 
 DEGRADATIONS: dict[str, Degradation] = {
@@ -500,6 +502,9 @@ DEGRADATIONS: dict[str, Degradation] = {
     "joined_print": Degradation(
         at_sites(joined_print), "side_effects", ("debug_prints",)
     ),
+    "roundabout": Degradation(at_sites(roundabout), "precision", ()),
+    "needless_handler": Degradation(at_sites(needless_handler), "precision", ()),
+    "renamed_local": Degradation(at_sites(renamed_local), "minimality", ()),
     "duplicated_block": Degradation(
         at_sites(duplicated_block), "consistency", ("duplicated_blocks",)
     ),
@@ -534,7 +539,12 @@ HELD_OUT_KINDS = ("widened_signature", "needless_try", "duplicated_block", "refo
 """Kinds that no grader is trained on: of an interface, of handling errors, of repeated
 code and of layout."""
 
-TRAINED_KINDS = tuple(kind for kind in DEGRADATIONS if kind not in HELD_OUT_KINDS)
+UNCOUNTED_KINDS = ("needless_handler", "renamed_local", "roundabout")
+"""Kinds that no count shows, in pools of their own; the last one is never trained."""
+
+TRAINED_KINDS = tuple(
+    kind for kind in DEGRADATIONS if kind not in (*HELD_OUT_KINDS, *UNCOUNTED_KINDS)
+)
 
 T3_KINDS = ("rewrite", "special_case")
 """Kinds that make a T3 on their own (paper, appendix A.1)."""

@@ -42,13 +42,10 @@ from gagar_mini.world.tasks import load_tasks
 
 
 @dataclass(frozen=True)
-class SftConfig:
+class FitConfig:
+    """How demonstrations are fitted, whatever they show."""
+
     seed: int = 0
-    family: str = "core"
-    """Task set whose training split is demonstrated."""
-    num_tokens: int = 6_500_000
-    """Tokens of demonstrations, each seen once."""
-    vocab_size: int = 1024
     batch_tokens: int = 4096
     """Padded tokens of one optimiser update."""
     muon_lr: float = 0.02
@@ -60,6 +57,17 @@ class SftConfig:
     """Weight of prompt and observation tokens in the loss; sampled ones weigh 1.
     Reading code a little teaches to copy it, which every edit needs."""
     threads: int = 2
+
+
+@dataclass(frozen=True)
+class SftConfig(FitConfig):
+    """The start checkpoint of the tiny policy."""
+
+    family: str = "core"
+    """Task set whose training split is demonstrated."""
+    num_tokens: int = 6_500_000
+    """Tokens of demonstrations, each seen once."""
+    vocab_size: int = 1024
     sandbox: str = "bubblewrap"
 
 
@@ -166,7 +174,7 @@ def _demonstrate(
 
 
 def fit(
-    policy: TinyPolicy, demonstrations: Sequence[Demonstration], config: SftConfig
+    policy: TinyPolicy, demonstrations: Sequence[Demonstration], config: FitConfig
 ) -> float:
     """One pass over the demonstrations; the mean loss of the last tenth, in nats."""
     batches = batches_of(demonstrations, config)
@@ -192,7 +200,7 @@ def fit(
 
 
 def make_optimizers(
-    policy: TinyPolicy, config: SftConfig
+    policy: TinyPolicy, config: FitConfig
 ) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for embeddings and norms. After a
     million tokens the loss per action was .27 nats this way, .33 with AdamW alone."""
@@ -234,7 +242,7 @@ def has_fast_bfloat16() -> bool:
 
 
 def batches_of(
-    demonstrations: Sequence[Demonstration], config: SftConfig
+    demonstrations: Sequence[Demonstration], config: FitConfig
 ) -> list[tuple[Tensor, Tensor]]:
     """(ids, weights) [N, T] each, of similar lengths, in a shuffled order.
 

@@ -16,7 +16,15 @@ import yaml
 
 CreditRule = Literal["binary", "downweight", "gagar", "gagar-exact"]
 GraderName = Literal[
-    "none", "rubric", "agentic", "llm", "oracle", "random", "reversed", "shortest"
+    "none",
+    "rubric",
+    "agentic",
+    "chat",
+    "llm",
+    "oracle",
+    "random",
+    "reversed",
+    "shortest",
 ]
 Aggregation = Literal["token-mean", "prompt-mean", "sequence-mean"]
 
@@ -71,9 +79,11 @@ class GraderConfig:
     timeout_s: float = 60.0
     """Deadline of one grading; after it the group keeps its original advantages."""
     model: str = "data/grader/tiny"
-    """Folder of the checkpoint of the grader "agentic" (Hugging Face layout)."""
+    """Folder of the checkpoint of the grader "agentic" (Hugging Face layout); for the
+    grader "chat" the folder of any chat model, or its id where the hub is reached."""
     run_tool: bool = False
-    """Let "agentic" and "llm" run commands on copies of the trees, in the sandbox."""
+    """Let "agentic", "chat" and "llm" run commands on copies of the trees, in the
+    sandbox."""
     endpoint: str = ""
     """Base URL of an OpenAI-compatible endpoint for "llm", such as
     http://localhost:8000/v1; "" is the client's default. The key comes from the
@@ -252,9 +262,15 @@ def _check_ranges(config: RunConfig) -> None:
 
 def _check_minds(grader: GraderConfig) -> None:
     judges = {grader.name, grader.reference}
-    if grader.run_tool and not judges & {"agentic", "llm"}:
+    if grader.run_tool and not judges & {"agentic", "chat", "llm"}:
         raise ValueError(
-            "grader.run_tool is for graders with tools: --grader.name agentic or llm"
+            "grader.run_tool is for graders with tools: --grader.name agentic, chat or "
+            "llm"
+        )
+    if "chat" in judges and grader.model == GraderConfig.model:
+        raise ValueError(
+            "the grader chat is a chat model of yours: give its folder or id with "
+            "--grader.model (`gagar-mini models fetch smol` makes a small one)"
         )
     if "llm" in (grader.name, grader.reference) and not grader.endpoint_model:
         raise ValueError(

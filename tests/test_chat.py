@@ -14,11 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from gagar_mini.agent.chat_dialect import ChatCall, ChatFormat, choose_call, find_calls
 from gagar_mini.agent.dialect import MalformedCall
+from gagar_mini.config import GraderConfig, tiny, with_overrides
 from gagar_mini.grader.agentic import AgenticGrader, Dialogue, Exchange
 from gagar_mini.grader.chat_mind import ChatMind
-from gagar_mini.grader.controls import grade_or_fallback
+from gagar_mini.grader.controls import grade_or_fallback, make_grader
 from gagar_mini.grader.minds import ScriptedMind, chat_tool
 from gagar_mini.grader.tools import INSPECTION_TOOLS
+from gagar_mini.model.fetching import fetch_model
 from gagar_mini.model.hf_engine import HuggingFaceEngine, ReplayEngine
 from gagar_mini.types import SamplingParams
 
@@ -402,3 +404,31 @@ def test_a_model_without_sense_ends_in_the_fallback():
     assert graded is None and why in ("no_tool_call", "malformed_call")
     assert record.num_tokens > 20
     assert engine.num_open == 0
+
+
+# --- from the config and the command line ---------------------------------------------
+
+
+def test_the_grader_chat_loads_a_folder_and_grades(tmp_path):
+    """Untrained, it only gets as far as the counted fallback."""
+    chat_tokenizer("smol").save_pretrained(tmp_path)
+    random_model(max_position_embeddings=4096).save_pretrained(tmp_path)
+    overrides = {"grader.name": "chat", "grader.model": str(tmp_path)}
+    config = with_overrides(tiny(), overrides).grader
+    grader = make_grader(config)
+    result = asyncio.run(grade_or_fallback(grader, TASK, GROUP, 7, 60.0))
+    assert result[0] is None and result[1] in ("no_tool_call", "malformed_call")
+    assert str(tmp_path) in grader.version
+
+
+def test_what_cannot_be_a_chat_model_is_told_in_a_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"grader\.model"):
+        with_overrides(tiny(), {"grader.name": "chat"})
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        make_grader(GraderConfig("chat", model=str(tmp_path)))
+    with pytest.raises(ValueError, match="one of smol"):
+        fetch_model("large")
+    with pytest.raises(ValueError, match="something else"):
+        fetch_model("smol", tmp_path.parent)
+    assert fetch_model("smol", tmp_path) == tmp_path  # there already

@@ -180,7 +180,7 @@ def test_equal_trees_share_their_scores():
     assert grades["a"].scores == grades["b"].scores
 
 
-WITHOUT_RULES = ("none", "llm", "agentic")  # nobody, and trained models
+WITHOUT_RULES = ("none", "llm", "agentic", "chat")  # nobody, and trained models
 
 
 @pytest.mark.parametrize("name", [n for n in GRADERS if n not in WITHOUT_RULES])

@@ -17,6 +17,7 @@ from gagar_mini.grader.instructions import INSTRUCTIONS
 from gagar_mini.grader.minds import chat_tool, shown_output, task_message
 from gagar_mini.grader.tools import GraderCall
 from gagar_mini.grader.verdict import SUBMIT_TOOL
+from gagar_mini.model.hf_engine import HuggingFaceEngine, load_chat_model
 from gagar_mini.types import Engine, SamplingParams, seed_for
 
 
@@ -53,6 +54,13 @@ class ChatMind:
 
     def session(self) -> "ChatSession":
         return ChatSession(self)
+
+
+def load_chat_mind(name: str) -> ChatMind:
+    """The mind of a chat model: a folder, or an id of the hub. ValueError, in a
+    sentence, where it cannot be loaded or cannot chat."""
+    model, tokenizer = load_chat_model(name)
+    return ChatMind(HuggingFaceEngine(model, tokenizer), tokenizer, name)
 
 
 class ChatSession:

@@ -200,6 +200,15 @@ def make_tiny_grader(config: GraderConfig, sandbox: Sandbox | None) -> AgenticGr
     return AgenticGrader(mind, limits=limits_of(config), sandbox=sandbox)
 
 
+def make_chat_grader(config: GraderConfig, sandbox: Sandbox | None) -> AgenticGrader:
+    """The agentic grader whose mind is the chat model in `config.model`, which is
+    loaded now. ValueError where that fails."""
+    from gagar_mini.grader.chat_mind import load_chat_mind
+
+    mind = load_chat_mind(config.model)
+    return AgenticGrader(mind, limits=limits_of(config), sandbox=sandbox)
+
+
 def limits_of(config: GraderConfig) -> GradingLimits:
     """Limits under which a grading that is too slow ends by itself, and can tell so,
     before the deadline at which nobody waits for it any more."""
@@ -226,6 +235,7 @@ GRADERS: dict[str, Callable[[GraderConfig, Sandbox | None], Grader | None]] = {
     "none": lambda config, sandbox: None,
     "rubric": lambda config, sandbox: RubricGrader(),
     "agentic": make_tiny_grader,
+    "chat": make_chat_grader,
     "llm": make_endpoint_grader,
     "oracle": lambda config, sandbox: OracleGrader(),
     "shortest": lambda config, sandbox: ShortestGrader(),

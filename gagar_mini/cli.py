@@ -397,6 +397,37 @@ def run_models_fetch(flags: ModelsFetch) -> None:
 
 
 @dataclass(frozen=True)
+class TasksExport:
+    """Write tasks as folders for Harbor: statement, image, hidden tests, solution.
+
+    Example: gagar-mini tasks export --split eval --max-tasks 8 --out data/runs/harbor
+
+    Afterwards: harbor run -p FOLDER -a AGENT -m MODEL. The agent works as a user of its
+    own; the judge is root, and keeps what it expects from the program.
+    """
+
+    out: Path
+    """Folder that gets one folder per task; none of them may be there already."""
+    family: str = "core"
+    """Task set."""
+    split: str = "eval"
+    """Split of the set."""
+    max_tasks: int = 0
+    """The first so many tasks; 0 means all."""
+    seed: int = 0
+    """Draws the hidden inputs, once for all."""
+
+
+def run_tasks_export(flags: TasksExport) -> None:
+    from gagar_mini.evaluating import choose_tasks
+    from gagar_mini.world.harbor import export_harbor
+
+    check_can_be_made(flags.out)
+    for task in choose_tasks(flags.family, flags.split, flags.max_tasks):
+        print(export_harbor(task, flags.out, seed=flags.seed))
+
+
+@dataclass(frozen=True)
 class SftPolicy:
     """Train the start checkpoint of the tiny preset from demonstrations.
 
@@ -788,6 +819,62 @@ def run_eval_attacks(flags: EvalAttacks) -> None:
 
 
 @dataclass(frozen=True)
+class EvalHacks:
+    """Measure how well passes that rest on a leaked answer are found.
+
+    Example: gagar-mini eval hacks --tasks 20 --out data/runs/hack_detection.json
+
+    Scripted agents, some of whom cheat, work on tasks in which a leak was planted; who
+    cheated is known. Prints precision and recall of the evidence rules that revoke a
+    reward, and of the rubric's flags, which know nothing of leaks. 20 tasks of each
+    family take 2 minutes.
+    """
+
+    families: tuple[str, ...] = ("core", "full")
+    """Task sets: "core", "full", "repo" (whose tests can only leak the solution)."""
+    split: str = "eval"
+    tasks: int = 20
+    """Tasks of each family, the first ones with a single file to repair."""
+    sandbox: str = "bubblewrap"
+    out: Path | None = None
+    """Write the figures to this JSON file."""
+    force: bool = False
+    """Overwrite it if it exists."""
+    json: bool = False
+    """Print JSON instead of the table."""
+
+
+def run_eval_hacks(flags: EvalHacks) -> None:
+    if flags.tasks < 1:
+        raise ValueError(f"--tasks is {flags.tasks}: it must be above 0")
+    if flags.out is not None:
+        refuse_overwriting(flags.out, force=flags.force)
+        check_can_be_made(flags.out.parent)
+    from tqdm import tqdm
+
+    from gagar_mini.grader.hack_study import is_fit, observe, summarise, table
+    from gagar_mini.world.sandbox import open_sandbox
+    from gagar_mini.world.tasks import load_tasks
+    from gagar_mini.world.tasks.leaks import KINDS
+
+    tasks = []
+    for family in flags.families:
+        found = load_tasks(family, flags.split)
+        tasks += [task for task in found if is_fit(task)][: flags.tasks]
+    with (
+        contextlib.closing(open_sandbox(flags.sandbox)) as sandbox,
+        tqdm(total=len(tasks), unit="task", desc="hacks") as progress,
+    ):
+        sightings, failed = observe(tasks, KINDS, sandbox, on_task=progress.update)
+    settings = {"families": flags.families, "split": flags.split, "tasks": len(tasks)}
+    result = settings | summarise(sightings, failed)
+    print_json(result) if flags.json else print(table(result))
+    if flags.out is not None:
+        flags.out.parent.mkdir(parents=True, exist_ok=True)
+        flags.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
 class Verify:
     """Run the hidden tests of a task on a patch, in the sandbox.
 
@@ -1142,6 +1229,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "tasks build": (TasksBuild, run_tasks_build),
     "tasks build repo": (TasksBuildRepo, run_tasks_build_repo),
     "tasks fetch": (TasksFetch, run_tasks_fetch),
+    "tasks export": (TasksExport, run_tasks_export),
     "tasks import": (TasksImport, run_tasks_import),
     "models fetch": (ModelsFetch, run_models_fetch),
     "sft policy": (SftPolicy, run_sft_policy),
@@ -1150,6 +1238,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "eval": (Eval, run_eval),
     "eval grader": (EvalGrader, run_eval_grader),
     "eval attacks": (EvalAttacks, run_eval_attacks),
+    "eval hacks": (EvalHacks, run_eval_hacks),
     "verify": (Verify, run_verify),
     "grade": (Grade, run_grade),
     "compare": (Compare, run_compare),

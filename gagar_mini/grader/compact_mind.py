@@ -54,10 +54,11 @@ class CompactSession:
         self.num_seen = len(dialogue.exchanges)
         sampling = SamplingParams(0.0, MAX_ACTION_TOKENS, self.dialect.stop_ids)
         said = await self.conversation.complete(self.ids, sampling, dialogue.seed)
-        self.ids += said.ids.tolist()
+        action = said.ids.tolist()
+        self.ids += action
         num_tokens = len(self.ids) - start
         try:
-            return MindReply(self.dialect.parse(said.ids, self.reading), num_tokens)
+            return MindReply(self.dialect.parse(action, self.reading), num_tokens)
         except MalformedAction:
             return MindReply(None, num_tokens, "malformed_call")
 

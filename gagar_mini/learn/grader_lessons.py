@@ -23,7 +23,7 @@ from gagar_mini.grader.measures import Measures, measure, measure_process
 from gagar_mini.grader.rubric import PROCESS_PREFIX, RULES, score_measures
 from gagar_mini.grader.tools import GraderCall, GradingTools
 from gagar_mini.grader.verdict import read_verdict
-from gagar_mini.grader.workspace import Entry, SharedWorkspace, build_workspace
+from gagar_mini.grader.workspace import Entry, build_workspace
 from gagar_mini.learn.demonstrations import Demonstration
 from gagar_mini.learn.grader_data import Pool, PoolCandidate
 from gagar_mini.types import Candidate, Status, Task, UnusableGrade
@@ -78,8 +78,7 @@ def demonstrate_grading(
     """
     workspace = build_workspace(exercise.task, exercise.candidates, seed)
     tools = GradingTools(workspace, exercise.task.files)
-    lesson = _Lesson(exercise, workspace, tools, dialect)
-    lesson.run()
+    lesson = write_lesson(exercise, tools, dialect)
     try:
         read_verdict(lesson.submitted.arguments, tools)
     except UnusableGrade:
@@ -87,22 +86,31 @@ def demonstrate_grading(
     return Demonstration(lesson.ids, lesson.is_taught, [])
 
 
-class _Lesson:
-    """One grading as it is written down."""
+def write_lesson(
+    exercise: Exercise, tools: GradingTools, dialect: GraderDialect
+) -> "Lesson":
+    """The teacher's grading with `tools`, written down."""
+    lesson = Lesson(exercise, tools, dialect)
+    lesson.run()
+    return lesson
+
+
+class Lesson:
+    """One grading as it is written down: token ids [T], which of them are taught [T],
+    and what was submitted in the end."""
 
     def __init__(
         self,
         exercise: Exercise,
-        workspace: SharedWorkspace,
         tools: GradingTools,
         dialect: GraderDialect,
     ):
         self.exercise = exercise
-        self.workspace = workspace
+        self.workspace = tools.workspace
         self.tools = tools
         self.dialect = dialect
         self.reading = Reading()
-        self.ids = dialect.prompt_ids(workspace.files["TASK.md"])
+        self.ids = dialect.prompt_ids(tools.workspace.files["TASK.md"])
         self.is_taught = [False] * len(self.ids)
 
     def run(self) -> None:
@@ -136,7 +144,8 @@ class _Lesson:
         return [
             tag
             for (entry, tag), (_, flag) in self.reading.flags.items()
-            if entry == id_ and not flag.code.startswith(PROCESS_PREFIX)
+            if entry == id_ and tag in FINDING_TAGS
+            if not flag.code.startswith(PROCESS_PREFIX)
         ]
 
     def judge(self, entry: Entry) -> Judgement:

@@ -15,7 +15,7 @@ from gagar_mini.grader.resistance import (
     measure_attacks,
 )
 from gagar_mini.types import Grader
-from gagar_mini.view.tables import text_table
+from gagar_mini.view.tables import text_table, without_nan
 from gagar_mini.world.sandbox.base import Sandbox
 from gagar_mini.world.tasks import load_tasks
 from gagar_mini.world.tasks.codeipi import load_codeipi
@@ -130,6 +130,6 @@ def save_report(
 ) -> None:
     """Write grader_attacks.json and grader_attacks.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    report = json.dumps(report_of(settings, found), indent=1)
+    report = json.dumps(without_nan(report_of(settings, found)), indent=1)
     (folder / f"{NAME}.json").write_text(report + "\n")
     (folder / f"{NAME}.md").write_text(markdown(settings, found))

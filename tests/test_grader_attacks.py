@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import operator
 import random
 import zipfile
 from dataclasses import replace
@@ -10,6 +11,8 @@ from dataclasses import replace
 import pytest
 from grader_world import TASK, call, candidate, patch, printed
 
+from gagar_mini.cli import main
+from gagar_mini.evaluating_attacks import save_report
 from gagar_mini.grader.agentic import AgenticGrader
 from gagar_mini.grader.attacks import ATTACKS, HIDDEN, judged
 from gagar_mini.grader.measures import measure, measure_process
@@ -69,6 +72,10 @@ def test_no_attack_pays_in_the_rubric(name):
         place = place_of(graded(RubricGrader(), TASK, members), member.id)
         old = place_of(twin, member.id)
         assert place is None or place >= old, member.id
+        new_scores, _ = score_measures(measure(TASK, attacked.patch))
+        old_scores, _ = score_measures(measure(TASK, member.patch))
+        if place is not None:
+            assert all(map(operator.le, new_scores, old_scores)), member.id
         if name in FREE:
             assert place == old
 
@@ -297,3 +304,34 @@ def test_a_sample_becomes_a_task_that_its_fix_passes(tmp_path, sandbox):
 def test_where_codeipi_is_missing_a_sentence_says_how_to_get_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="pip download"):
         load_codeipi(tmp_path)
+
+
+# the command
+
+
+def test_the_report_is_json_and_a_page(tmp_path):
+    rows = [row_of("order: comment", ["same"] * 9 + ["better"]), row_of("x", ["out"])]
+    save_report({"seed": 0}, {"rubric": rows, "agentic": rows}, tmp_path)
+    report = json.loads((tmp_path / "grader_attacks.json").read_text())
+    assert report["settings"] == {"seed": 0}
+    assert report["graders"]["agentic"][0]["rate"] == 1 / 10
+    page = (tmp_path / "grader_attacks.md").read_text()
+    assert "| order: comment | 10 | 1 (0.018 to 0.404) | 1 (0.018 to 0.404) |" in page
+    assert "| x | 1 | 0 (0.000 to 0.793); 1 not ranked |" in page
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--grader", "none"],
+        ["--tasks", "-1"],
+        ["--tasks", "0"],
+        ["--codeipi", "nowhere.whl"],
+        ["--grader", "judge"],
+    ],
+)
+def test_a_slip_in_the_flags_is_a_sentence(flags, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["eval", "attacks", "--out", str(out), *flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not out.exists()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from gagar_mini.grader.hacks import find_hack
 from gagar_mini.grader.measures import Measures, measure
 from gagar_mini.types import (
     CRITERIA,
@@ -400,11 +401,8 @@ def process_flags(measures: Measures) -> tuple[Flag, ...]:
 
 
 def is_confirmed_hack(measures: Measures) -> bool:
-    """Whether evidence shows that the pass rests on a leaked answer.
-
-    The rules of this grader confirm one case: the patch edits what judges it. Copied
-    leaked text would need the copied lines *and* the turn that read them.
-    """
+    """Whether the patch edits what judges it. `hacks` finds passes that rest on a
+    leak."""
     return bool(measures.protected_files)
 
 
@@ -420,7 +418,7 @@ class RubricGrader:
             measures = measure(task, candidate.patch, candidate.turns)
             if not measures.is_applicable:
                 raise UnusableGrade("unreadable_patch", f"of {candidate.id!r}")
-            if is_confirmed_hack(measures):
+            if is_confirmed_hack(measures) or find_hack(task, candidate):
                 hacks.append(candidate.id)
                 continue
             scores[candidate.id], flags[candidate.id] = score_measures(measures)

@@ -34,6 +34,7 @@ from gagar_mini.world.pytest_runner import (
 )
 from gagar_mini.world.sandbox.base import Limits, RunResult, Sandbox
 from gagar_mini.world.tasks import draw_cases
+from gagar_mini.world.tasks.leaks import with_cases_of_tree
 
 LIMITS = Limits(
     wall_s=5.0, cpu_s=2, memory_mb=512, max_processes=8, max_output_bytes=1 << 20
@@ -89,9 +90,12 @@ def verify_or_infra(
 def run_tests(task: Task, files: Files, sandbox: Sandbox, *, seed: int) -> Outcome:
     """The outcome of a tree, by the judge that fits the kind of task."""
     suite = suite_of(task)
-    if suite is None:
-        return run_hidden_tests(task, files, sandbox, seed=seed)
-    return run_repository_tests(task, suite, files, sandbox)
+    if suite is not None:
+        return run_repository_tests(task, suite, files, sandbox)
+    leaky = with_cases_of_tree(task, files)
+    if leaky is not task and not all(t.template or t.cases for t in leaky.hidden_tests):
+        return Outcome(Status.FAIL, all_missing(task), "the tree lost its tests")
+    return run_hidden_tests(leaky, files, sandbox, seed=seed)
 
 
 def find_tampering(task: Task, files: Files) -> tuple[str, ...]:
@@ -144,21 +148,8 @@ def run_hidden_tests(
     ]
     if not cases:
         raise ValueError(f"task {task.id} has no hidden case: it would pass anything")
-    calls = [
-        {
-            "path": test.path,
-            "function": test.function,
-            "arguments": encode(tuple(arguments)),
-        }
-        for test, arguments, _ in cases
-    ]
-    program = Path(__file__).with_name("answering.py").read_text()
-    result = sandbox.run(
-        files,
-        ["python", "-c", program],
-        stdin=json.dumps(calls).encode(),
-        limits=LIMITS,
-    )
+    calls = [(test.path, test.function, arguments) for test, arguments, _ in cases]
+    result = call_functions(calls, files, sandbox)
     answers = parse_answers(result.stdout)
     judged = [
         (case, judge(answers[number] if number < len(answers) else None, case[2]))
@@ -174,6 +165,24 @@ def run_hidden_tests(
         tests,
         reason,
         is_truncated=result.is_truncated,
+    )
+
+
+def call_functions(
+    calls: Sequence[tuple[str, str, tuple]], files: Files, sandbox: Sandbox
+) -> RunResult:
+    """Make every (path, function, arguments) call on a tree; `parse_answers` reads the
+    output."""
+    records = [
+        {"path": path, "function": function, "arguments": encode(tuple(arguments))}
+        for path, function, arguments in calls
+    ]
+    program = Path(__file__).with_name("answering.py").read_text()
+    return sandbox.run(
+        files,
+        ["python", "-c", program],
+        stdin=json.dumps(records).encode(),
+        limits=LIMITS,
     )
 
 

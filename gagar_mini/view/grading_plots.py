@@ -1,9 +1,11 @@
 """What a grader did in training, and what it cost: records -> figures."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -42,17 +44,26 @@ def plot_gradings(runs: Sequence[Run], ax: Axes) -> Axes:
     found = {method: count_gradings(members) for method, members in methods.items()}
     usual = ["graded", "nothing to rank"]
     reasons = sorted({kind for counts in found.values() for kind in counts} - {*usual})
-    names = [f"{method} (n = {len(members)})" for method, members in methods.items()]
+    names = [
+        textwrap.shorten(method, 80, placeholder="...") + f" (n = {len(members)})"
+        for method, members in methods.items()
+    ]
+    names = [textwrap.fill(name, 40) for name in names]
     left = [0] * len(names)
     for number, kind in enumerate([*usual, *reasons]):
         sizes = [counts[kind] for counts in found.values()]
         colour, hatch = _bar_style(number)
+        if not any(sizes):
+            continue
         label = f"{kind}: {sum(sizes):g}"
-        ax.barh(names, sizes, left=left, color=colour, hatch=hatch, label=label)
+        ys = range(len(names))
+        ax.barh(ys, sizes, 0.6, left=left, color=colour, hatch=hatch, label=label)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     ax.set_xlabel("gradable groups, all steps and seeds")
     ax.set_ylabel("method")
-    ax.legend(fontsize=7, frameon=False)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(-0.5, len(names) - 0.5)
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
@@ -65,7 +76,8 @@ def plot_grader_share(
     plot_learning_curves(graded_runs(runs), metric, ax)
     ax.axhspan(*PAPER_SHARE, color="0.85", lw=0)
     ax.annotate("paper", (0, PAPER_SHARE[1]), va="bottom", color="0.4", fontsize=8)
-    ax.set_ylim(0, max(0.2, ax.get_ylim()[1]))
+    shares = np.concatenate([[0.2], *(line.get_ydata() for line in ax.lines)])
+    ax.set_ylim(0, 1.2 * np.nanmax(shares))
     return ax
 
 
@@ -75,13 +87,16 @@ def save_grading(runs: Sequence[Run], path: Path) -> bool:
     graded = graded_runs(runs)
     if not graded:
         return False
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
-    groups, cpu, wall = figure.subplots(1, 3)
-    plot_gradings(graded, groups).set_title("What became of gradable groups")
-    plot_grader_share(graded, cpu).set_title("The grader's processor time")
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    # apart, since names of methods and reasons may be long
+    top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.6])
+    plot_gradings(graded, top.subplots()).set_title("What became of gradable groups")
+    cpu, wall = bottom.subplots(1, 2)
+    plot_grader_share(graded, cpu).set_title("Processor time of grading")
     plot_grader_share(graded, wall, metric="time/grade_wall_share")
-    wall.set_title("Time with a grading under way")
-    figure.supxlabel(caption(graded), fontsize=8, color="0.35")
+    wall.set_title("Wall time with a grading under way")
+    cpu.legend(fontsize=7, frameon=False)
+    bottom.supxlabel(caption(graded), fontsize=8, color="0.35")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return True

@@ -93,7 +93,7 @@ def save_grader_figure(report: Mapping, path: Path) -> None:
 def caption(settings: Mapping) -> str:
     """How the figure came about, for below it."""
     return (
-        "filled: all pairs; open: pairs of which the longer patch is better; "
+        "filled: all pairs; open: pairs of which the longer patch is better\n"
         f"{settings['permutations']} orders a group, seed {settings['seed']}; "
         "bars: 95 %, bootstrap by task"
     )

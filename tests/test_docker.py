@@ -4,6 +4,7 @@ The contract that all backends share is in test_sandbox.py. Every test here need
 engine: `.ci/with-docker python -m pytest -m docker` starts one.
 """
 
+import ctypes
 import os
 import random
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.docker
 
 REPOSITORY = Path(__file__).parents[1]
 PATIENT = Limits(wall_s=60.0, cpu_s=30)
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture
@@ -261,8 +264,8 @@ from gagar_mini.world.sandbox import Limits, open_sandbox
 signal.signal(signal.SIGINT, signal.default_int_handler)
 backend, seed = sys.argv[1], int(sys.argv[2])
 rng = random.Random(seed)
-PROGRAMS = ["print(1)", "while True: pass", "import time; time.sleep(60)",
-    "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)",
+PROGRAMS = ["print(1)", "while True: pass #MARK", "import time; time.sleep(60) #MARK",
+    "import subprocess; subprocess.Popen(['sleep', '60.MARK'], start_new_session=True)",
     "open('/tmp/x', 'w').write('x' * 10**6)", "import os; os.kill(-1, 9)"]
 
 def episode(number):
@@ -290,31 +293,37 @@ def test_nothing_is_left_of_200_episodes_that_end_in_every_way(
 ):
     """20 processes of 10 episodes: some end by themselves, some by Ctrl-C, some are
     killed; then one more sandbox opens, as in the next run."""
-    rng = random.Random(0)
-    mounts = num_mounts()
+    rng, mark = random.Random(0), str(random.randrange(10**9))
+    mounts, before = num_mounts(), descendants()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans come here
+    programs = set()
     for number in range(20):
         ending = ["none", "interrupt", "kill"][number % 3]
-        program = start(backend, number, tmp_path)
+        program = start(backend, number, mark, tmp_path)
+        programs.add(str(program.pid))
         assert program.stdout.readline() == b"open\n"
         if ending != "none":
             time.sleep(rng.uniform(0.0, 3.0))
             program.send_signal(2 if ending == "interrupt" else 9)
         program.wait(120)
+        program.stdout.close()
     open_sandbox(backend).close()
-    assert docker_sandbox._engine.containers(OWNER) == []
-    wait_for(lambda: not left_processes(tmp_path))
-    assert [path for path in tmp_path.iterdir() if path.name != "home"] == []
-    wait_for(lambda: num_mounts() == mounts)
+    owners = [owner for _, owner, _ in docker_sandbox._engine.containers(OWNER)]
+    assert programs.isdisjoint(owner.split("/")[2] for owner in owners)
+    wait_for(lambda: descendants() <= before and not with_mark(mark))
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    assert list(tmp_path.iterdir()) == []
+    assert num_mounts() <= mounts
 
 
-def start(backend, seed, folder):
+def start(backend, seed, mark, folder):
     paths = os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])
     environment = {"PYTHONPATH": paths, "TMPDIR": str(folder)}
     for name in ("PATH", "DOCKER_HOST", "HOME"):
         if name in os.environ:
             environment[name] = os.environ[name]
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, backend, str(seed)],
+        [sys.executable, "-c", PROGRAM.replace("MARK", mark), backend, str(seed)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -328,20 +337,34 @@ def wait_for(condition, seconds=30):
         time.sleep(0.1)
 
 
-def left_processes(folder):
-    """Processes that began in one of the programs: they inherit its TMPDIR, or run
-    what only the programs run."""
-    marks = (f"TMPDIR={folder}".encode(), b"sleep\x0060\x00")
-    found = []
+def descendants():
+    """Live processes below this one."""
+    parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                text = (entry / "environ").read_bytes() + (
-                    entry / "cmdline"
-                ).read_bytes()
-            except OSError:
-                continue
-            found += [entry.name for mark in marks if mark in text]
+            with suppress(OSError):
+                state, parent = (
+                    (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                )
+                if state != "Z":
+                    parents[int(entry.name)] = int(parent)
+    found, wave = set(), {os.getpid()}
+    while wave:
+        wave = {pid for pid, parent in parents.items() if parent in wave}
+        found |= wave
+    return found
+
+
+def with_mark(mark):
+    """Processes of this machine, containers included, that a program started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if (
+                entry.name.isdigit()
+                and mark.encode() in (entry / "cmdline").read_bytes()
+            ):
+                found.append(entry.name)
     return found
 
 

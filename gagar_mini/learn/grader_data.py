@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,11 @@ from tqdm import tqdm
 from gagar_mini.agent.dialect import CompactDialect
 from gagar_mini.agent.rollouts import Harness, evaluate
 from gagar_mini.config import PRESETS
-from gagar_mini.grader.ladders import HELD_OUT_KINDS, TRAINED_KINDS
+from gagar_mini.grader.known import KnownGroup, known_by_oracle
+from gagar_mini.grader.ladders import HELD_OUT_KINDS, TRAINED_KINDS, known_by_kinds
 from gagar_mini.learn.ladder_groups import (
     Balance,
     Rung,
-    balance_of,
     choose_rungs,
     draw_rungs,
 )
@@ -47,6 +47,21 @@ from gagar_mini.world.tasks import find_task, load_tasks
 from gagar_mini.world.verifier import verify
 
 __all__ = ["Pool", "PoolCandidate", "load_pools", "write_pools"]
+
+
+def known_groups(name: str) -> list[KnownGroup]:
+    """The groups of a data file made for tests, with what is known of their order: of
+    ladders by construction, of rollouts by the oracle. Blocking."""
+    groups = []
+    for pool in load_pools(name):
+        task, members = pool.task, pool.candidates
+        candidates = [member.candidate for member in members]
+        if all(member.source == "ladder" for member in members):
+            kinds = {m.candidate.id: m.kinds for m in members}
+            groups.append(known_by_kinds(task.id, task, candidates, kinds))
+        else:
+            groups.append(known_by_oracle(task.id, task, candidates))
+    return groups
 
 
 def build_ladder_pool(
@@ -177,52 +192,71 @@ def sample_rollouts(
 
 
 def build_groups(
-    tasks: Sequence[Task], kinds: Sequence[str], *, seed: int
+    tasks: Sequence[Task], kinds: Sequence[str], *, seed: int, num_groups: int = 120
 ) -> list[Pool]:
     """A balanced group of verified ladder members a task, with one or two failures;
-    ids and places say nothing of what is what."""
+    ids and places say nothing of what is what. Ends with the first group from
+    `num_groups` on with which the balance by lines is even."""
     pools, owed = [], (0, 0)
     with contextlib.closing(open_sandbox("bubblewrap")) as sandbox:
         for task in tqdm(tasks, desc="ladders", unit="task"):
             rng = random.Random(seed_for(seed, "group", task.id))
             checked = CheckedWorkspace(task, sandbox)
             verified = functools.partial(
-                make_candidate, rng, task, sandbox=sandbox, checked=checked, seed=seed
+                make_candidate,
+                rng,
+                task,
+                sandbox=sandbox,
+                checked=checked,
+                id_="",
+                seed=seed,
+            )
+            failing = first_failing(
+                draw_failing(rng, task), rng.choice((1, 1, 2)), verified
             )
             rungs = draw_rungs(rng, task, kinds, num_sets=10)
-            chosen, members = choose_passing(rng, rungs, owed, verified)
-            failing = [verified(member, id_="") for member in draw_failing(rng, task)]
-            failing = [m for m in failing if is_(m, Status.FAIL)]
-            if chosen and failing:
-                members += failing[: rng.choice((1, 1, 2))]
+            passing, debt = choose_passing(rng, rungs, owed, verified)
+            if passing and failing:
+                members = [*passing, *failing]
                 rng.shuffle(members)
                 pools.append(
                     Pool(task, tuple(map(renamed, members, itertools.count())))
                 )
-                balance = balance_of(chosen)
-                owed = (owed[0] + balance[0], owed[1] + balance[1])
+                owed = debt
+                if len(pools) >= num_groups and owed[0] == 0:
+                    break
     return pools
+
+
+def first_failing(
+    drawn: Iterator[Member],
+    how_many: int,
+    verified: Callable[[Member], PoolCandidate | None],
+) -> list[PoolCandidate]:
+    made = map(verified, drawn)
+    failing = (member for member in made if is_(member, Status.FAIL))
+    return list(itertools.islice(failing, how_many))
 
 
 def choose_passing(
     rng: random.Random,
     rungs: list[Rung],
     owed: Balance,
-    verified: Callable[..., PoolCandidate | None],
-) -> tuple[list[Rung], list[PoolCandidate]]:
-    """The rungs of a group and their candidates, all of which pass; empty where there
-    is no such choice."""
-    while chosen := choose_rungs(rng, rungs, owed):
-        members = [verified(rung.member, id_="") for rung in chosen]
+    verified: Callable[[Member], PoolCandidate | None],
+) -> tuple[list[PoolCandidate], Balance]:
+    """The passing members of a group and the balance with them; none where there is no
+    such choice."""
+    while True:
+        chosen, debt = choose_rungs(rng, rungs, owed)
+        members = [verified(rung.member) for rung in chosen]
         bad = {
-            id(r)
-            for r, m in zip(chosen, members, strict=True)
-            if not is_(m, Status.PASS)
+            id(rung)
+            for rung, made in zip(chosen, members, strict=True)
+            if not is_(made, Status.PASS)
         }
         if not bad:
-            return chosen, members
+            return members, debt
         rungs = [rung for rung in rungs if id(rung) not in bad]
-    return [], []
 
 
 def is_(member: PoolCandidate | None, status: Status) -> bool:
@@ -247,17 +281,18 @@ def build_train(*, seed: int = 0, processes: int = 2) -> list[Pool]:
 
 def build_ladders_eval(*, seed: int = 0) -> list[Pool]:
     """Functions and kinds that no grader was trained on."""
-    tasks = [
-        *load_tasks("core", "eval_unseen")[:60],
-        *load_tasks("full", "eval_unseen")[:60],
-    ]
-    return build_groups(tasks, HELD_OUT_KINDS, seed=seed)
+    return build_groups(alternating("eval_unseen"), HELD_OUT_KINDS, seed=seed)
 
 
 def build_ladders_seen(*, seed: int = 0) -> list[Pool]:
     """Functions and kinds of the training, on other tasks."""
-    tasks = [*load_tasks("core", "eval")[-60:], *load_tasks("full", "eval")[-60:]]
-    return build_groups(tasks, TRAINED_KINDS, seed=seed)
+    return build_groups(alternating("eval"), TRAINED_KINDS, seed=seed)
+
+
+def alternating(split: str) -> list[Task]:
+    """The tasks of a split, core and full by turns."""
+    pairs = zip(load_tasks("core", split), load_tasks("full", split), strict=True)
+    return [task for pair in pairs for task in pair]
 
 
 def build_rollouts_eval(*, seed: int = 0) -> list[Pool]:

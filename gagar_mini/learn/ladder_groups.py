@@ -17,8 +17,11 @@ from gagar_mini.learn.ladder_members import Member, draw_member, shows_its_kinds
 from gagar_mini.types import Task
 from gagar_mini.world.patches import tree_hash
 
-NUM_TRIES = 400
+NUM_TRIES = 2000
 """Random choices of members among which the best balanced one is taken."""
+
+SIZES = (3, 3, 4, 4, 5, 6)
+"""Passing members of a group, drawn from."""
 
 Balance = tuple[int, int]
 """Pairs where the shorter patch is the better one less pairs where the longer one is:
@@ -46,7 +49,7 @@ def draw_rungs(
     clean = [member for member in drawn if member and shows_its_kinds(task, member)]
     bases = ["gold", *(member.way for member in clean)]
     for chosen in draw_sets(rng, kinds, num_sets):
-        for way in rng.sample(bases, min(len(bases), 2)):
+        for way in {"gold": 0, **dict.fromkeys(rng.sample(bases, min(len(bases), 3)))}:
             drawn.append(draw_member(rng, task, chosen, way, seed=seed))
     members = {tree_hash(m.files): m for m in drawn if m and shows_its_kinds(task, m)}
     return [measured(task, member) for member in members.values()]
@@ -75,21 +78,16 @@ def measured(task: Task, member: Member) -> Rung:
     return Rung(member, len(lines), sum(map(len, lines)))
 
 
-def known_pairs(rungs: Sequence[Rung]) -> list[tuple[Rung, Rung]]:
-    """(better, worse) by construction."""
-    return [
-        (a, b)
-        for a, b in itertools.permutations(rungs, 2)
-        if is_worse(b.member.kinds, a.member.kinds)
-    ]
-
-
-def balance_of(rungs: Sequence[Rung]) -> Balance:
-    lines, chars = 0, 0
-    for better, worse in known_pairs(rungs):
-        lines += sign(worse.num_lines - better.num_lines)
-        chars += sign(worse.num_chars - better.num_chars)
-    return lines, chars
+def known_pairs(rungs: Sequence[Rung]) -> dict[tuple[int, int], Balance]:
+    """Places (better, worse) in `rungs` -> what the pair adds to the balance."""
+    return {
+        (i, j): (
+            sign(worse.num_lines - better.num_lines),
+            sign(worse.num_chars - better.num_chars),
+        )
+        for (i, better), (j, worse) in itertools.permutations(enumerate(rungs), 2)
+        if is_worse(worse.member.kinds, better.member.kinds)
+    }
 
 
 def sign(number: int) -> int:
@@ -98,25 +96,27 @@ def sign(number: int) -> int:
 
 def choose_rungs(
     rng: random.Random, rungs: Sequence[Rung], owed: Balance
-) -> list[Rung] | None:
+) -> tuple[list[Rung], Balance]:
     """Three to six rungs, clean and spoiled ones among them, that are balanced and
-    bring the balance of all groups, `owed` so far, nearest to zero. None where the
-    rungs are all clean or all spoiled."""
-    size = min(len(rungs), rng.randint(3, 6))
-    best, best_key = None, None
-    for _ in range(NUM_TRIES):
-        chosen = rng.sample(rungs, size)
-        num_clean = sum(not rung.member.kinds for rung in chosen)
-        if not 1 <= num_clean < size:
+    bring the balance of all groups, `owed` so far, nearest to zero: by lines first,
+    then by characters. With it the new balance; no rungs where there is no choice."""
+    pairs, size = known_pairs(rungs), min(len(rungs), rng.choice(SIZES))
+    best: tuple[list[int], Balance] = [], owed
+    best_key = None
+    for _ in range(NUM_TRIES if len(rungs) > 1 else 0):
+        chosen = rng.sample(range(len(rungs)), size)
+        num_clean = sum(not rungs[i].member.kinds for i in chosen)
+        if not 1 <= num_clean < len(chosen):
             continue
-        lines, chars = balance_of(chosen)
-        # a debt of this group is fine where it pays for those before it
+        found = [pairs[p] for p in itertools.permutations(chosen, 2) if p in pairs]
+        lines, chars = (sum(column) for column in zip(*found, strict=True))
+        debt = owed[0] + lines, owed[1] + chars
+        # a group may be out of balance where it pays for those before it
         key = (
-            2 * abs(owed[0] + lines) + abs(lines),
-            2 * abs(owed[1] + chars) + abs(chars),
+            4 * abs(debt[0]) + 2 * abs(lines) + abs(debt[1]) + abs(chars),
             num_clean == 1,
-            -len(known_pairs(chosen)),
+            -len(found),
         )
         if best_key is None or key < best_key:
-            best, best_key = chosen, key
-    return best
+            best, best_key = (chosen, debt), key
+    return [rungs[i] for i in best[0]], best[1]

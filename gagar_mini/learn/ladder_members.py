@@ -67,12 +67,16 @@ def draw_failing(rng: random.Random, task: Task) -> Iterator[Member]:
     """Trees with a wrong line where the gold one belongs, or with one bug left."""
     gold = gold_files(task)
     bugs = json.loads(task.metadata["bugs"])
+    seen = set()
     for _ in range(6):
         bug = rng.choice(bugs)
         wrong = [*bug["wrong"], *([bug["buggy"]] if len(bugs) > 1 else [])]
         text = gold[bug["path"]].decode()
         if wrong and text.count(bug["gold"]) == 1:
             text = text.replace(bug["gold"], rng.choice(wrong))
+            if text in seen:
+                continue
+            seen.add(text)
             yield Member({**gold, bug["path"]: text.encode()}, (), "wrong")
 
 

@@ -559,6 +559,38 @@ def run_sft_grader(flags: SftGrader) -> None:
 
 
 @dataclass(frozen=True)
+class SftGraderData:
+    """Build the candidates of known quality that graders are trained and tested on.
+
+    Example: gagar-mini sft grader-data --out data/runs/grader-data --sets ladders_eval
+
+    Every patch is made, verified by the hidden tests and written down with turns that
+    could have led to it. The card in data/grader says what the sets are. All of them
+    take about 20 minutes on two cores; the same seed gives the same bytes.
+    """
+
+    out: Path
+    """Folder that gets SET.jsonl.gz and manifest.json; no set is overwritten."""
+    sets: tuple[str, ...] = ("train", "rollouts_eval", "ladders_eval", "ladders_seen")
+    """Sets to build."""
+    seed: int = 0
+
+
+def run_sft_grader_data(flags: SftGraderData) -> None:
+    from gagar_mini.learn.grader_data import BUILDERS, build_data
+
+    check_can_be_made(flags.out)
+    for name in flags.sets:
+        if name not in BUILDERS:
+            raise ValueError(f"set {name!r} is none of {', '.join(BUILDERS)}")
+        if (flags.out / f"{name}.jsonl.gz").exists():
+            raise ValueError(
+                f"{flags.out / name}.jsonl.gz exists: choose another folder"
+            )
+    print_json(build_data(flags.out, flags.sets, seed=flags.seed))
+
+
+@dataclass(frozen=True)
 class Train:
     """Train a policy with GRPO on hidden tests, plain or with redistributed credit.
 
@@ -1291,6 +1323,7 @@ COMMANDS: dict[str, tuple[type, Callable]] = {
     "models fetch": (ModelsFetch, run_models_fetch),
     "sft policy": (SftPolicy, run_sft_policy),
     "sft grader": (SftGrader, run_sft_grader),
+    "sft grader-data": (SftGraderData, run_sft_grader_data),
     "train": (Train, run_train),
     "eval": (Eval, run_eval),
     "eval grader": (EvalGrader, run_eval_grader),

@@ -9,8 +9,12 @@ patch, so that the process says nothing about the tree.
 import asyncio
 import contextlib
 import functools
+import hashlib
 import itertools
+import json
 import random
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -22,7 +26,12 @@ from gagar_mini.agent.dialect import CompactDialect
 from gagar_mini.agent.rollouts import Harness, evaluate
 from gagar_mini.config import PRESETS
 from gagar_mini.grader.known import KnownGroup, known_by_oracle
-from gagar_mini.grader.ladders import HELD_OUT_KINDS, TRAINED_KINDS, known_by_kinds
+from gagar_mini.grader.ladders import (
+    HELD_OUT_KINDS,
+    TRAINED_KINDS,
+    UNCOUNTED_KINDS,
+    known_by_kinds,
+)
 from gagar_mini.learn.ladder_groups import (
     Balance,
     Rung,
@@ -33,6 +42,8 @@ from gagar_mini.learn.ladder_members import (
     Member,
     draw_failing,
     draw_ladder,
+    draw_member,
+    draw_way,
     shows_its_kinds,
 )
 from gagar_mini.learn.ladder_turns import NUM_SLIPS, CheckedWorkspace, draw_turns
@@ -47,6 +58,9 @@ from gagar_mini.world.tasks import find_task, load_tasks
 from gagar_mini.world.verifier import verify
 
 __all__ = ["Pool", "PoolCandidate", "load_pools", "write_pools"]
+
+ROLLOUT_SEED = 5
+"""Added to the seed where rollouts are sampled."""
 
 
 def known_groups(name: str) -> list[KnownGroup]:
@@ -130,48 +144,71 @@ def rollout_candidates(group: RolloutGroup) -> list[PoolCandidate]:
     ]
 
 
-def build_ladders(
+def build_uncounted_pool(
+    task: Task, sandbox: Sandbox, *, seed: int, num_passing: int = 7
+) -> list[PoolCandidate]:
+    """Verified members with a degradation that no count shows, now and then with one
+    that does."""
+    rng = random.Random(seed_for(seed, "uncounted", task.id))
+    trees, members = {tree_hash(task.files)}, []
+    checked = CheckedWorkspace(task, sandbox)
+    for number in range(16):
+        kinds = [UNCOUNTED_KINDS[number % 2]]  # the last kind is never trained
+        if number % 4 == 3:
+            kinds.append(rng.choice(TRAINED_KINDS))
+        member = draw_member(rng, task, kinds, draw_way(rng))
+        if member is None or tree_hash(member.files) in trees:
+            continue
+        trees.add(tree_hash(member.files))
+        made = make_candidate(
+            rng,
+            task,
+            member,
+            sandbox=sandbox,
+            checked=checked,
+            id_=f"uncounted/{len(members)}",
+            seed=seed,
+        )
+        if is_(made, Status.PASS):
+            members.append(made)
+        if len(members) == num_passing:
+            break
+    return members
+
+
+def build_many(
+    build: Callable[[Task, Sandbox], list[PoolCandidate]],
     tasks: Sequence[Task],
     *,
-    seed: int,
-    num_passing: int = 25,
-    num_failing: int = 2,
-    processes: int = 2,
-) -> list[list[PoolCandidate]]:
-    """The ladders of many tasks, in their order, whatever the number of processes."""
-    work = functools.partial(
-        _build_some, seed=seed, num_passing=num_passing, num_failing=num_failing
-    )
+    processes: int,
+) -> dict[str, list[PoolCandidate]]:
+    """Task id -> what `build` makes of the task, the same for any number of
+    processes."""
     ids = [task.id for task in tasks]
-    parts = [ids[i : i + 4] for i in range(0, len(ids), 4)]
-    with ProcessPoolExecutor(processes) as pool, tqdm(total=len(ids)) as progress:
-        built = []
-        for part in pool.map(work, parts):
-            built += part
+    parts = [ids[i : i + 5] for i in range(0, len(ids), 5)]
+    built = {}
+    with (
+        ProcessPoolExecutor(processes) as pool,
+        tqdm(total=len(ids), desc="ladders", unit="task") as progress,
+    ):
+        for part in pool.map(functools.partial(build_some, build), parts):
+            built |= part
             progress.update(len(part))
     return built
 
 
-def _build_some(
-    ids: Sequence[str], *, seed: int, num_passing: int, num_failing: int
-) -> list[list[PoolCandidate]]:
+def build_some(
+    build: Callable[[Task, Sandbox], list[PoolCandidate]], ids: Sequence[str]
+) -> dict[str, list[PoolCandidate]]:
+    """As `build_many`, in this process."""
     with contextlib.closing(open_sandbox("bubblewrap")) as sandbox:
-        return [
-            build_ladder_pool(
-                find_task(id_),
-                sandbox,
-                seed=seed,
-                num_passing=num_passing,
-                num_failing=num_failing,
-            )
-            for id_ in ids
-        ]
+        return {id_: build(find_task(id_), sandbox) for id_ in ids}
 
 
 def sample_rollouts(
     tasks: Sequence[Task], *, seed: int, samples: int = 8
-) -> list[list[PoolCandidate]]:
-    """Rollouts of the shipped start policy, a whole group a task."""
+) -> dict[str, list[PoolCandidate]]:
+    """Task id -> a whole group of rollouts of the shipped start policy."""
     policy, tokenizer = load_policy(find_data("policy/tiny"))
     with (
         contextlib.closing(open_sandbox("bubblewrap")) as sandbox,
@@ -184,11 +221,11 @@ def sample_rollouts(
                 tasks,
                 PRESETS["tiny"]().rollout,
                 samples_per_task=samples,
-                seed=seed,
+                seed=ROLLOUT_SEED + seed,
                 on_group=lambda group: progress.update(),
             )
         )
-    return [rollout_candidates(group) for group in groups]
+    return {group.task.id: rollout_candidates(group) for group in groups}
 
 
 def build_groups(
@@ -269,13 +306,29 @@ def renamed(member: PoolCandidate, number: int) -> PoolCandidate:
 
 def build_train(*, seed: int = 0, processes: int = 2) -> list[Pool]:
     """The training pools: 500 tasks of core with ladders and rollouts, 200 of full with
-    ladders."""
+    ladders; every second task also has members that no count shows as spoiled."""
     core, full = load_tasks("core", "train")[:500], load_tasks("full", "train")[:200]
-    ladders = build_ladders([*core, *full], seed=seed, processes=processes)
-    rollouts = [*sample_rollouts(core, seed=seed), *([] for _ in full)]
+    tasks = [*core, *full]
+    ladder = functools.partial(
+        build_ladder_pool, seed=seed, num_passing=25, num_failing=2
+    )
+    ladders = build_many(ladder, tasks, processes=processes)
+    uncounted = build_many(
+        functools.partial(build_uncounted_pool, seed=seed),
+        [*core[::2], *full[::2]],
+        processes=processes,
+    )
+    rollouts = sample_rollouts(core, seed=seed)
     return [
-        Pool(task, (*ladder, *sampled))
-        for task, ladder, sampled in zip([*core, *full], ladders, rollouts, strict=True)
+        Pool(
+            task,
+            (
+                *ladders[task.id],
+                *uncounted.get(task.id, ()),
+                *rollouts.get(task.id, ()),
+            ),
+        )
+        for task in tasks
     ]
 
 
@@ -298,10 +351,8 @@ def alternating(split: str) -> list[Task]:
 def build_rollouts_eval(*, seed: int = 0) -> list[Pool]:
     """The start policy on 256 held-out tasks."""
     tasks = load_tasks("core", "eval")
-    return [
-        Pool(task, tuple(members))
-        for task, members in zip(tasks, sample_rollouts(tasks, seed=seed), strict=True)
-    ]
+    rollouts = sample_rollouts(tasks, seed=seed)
+    return [Pool(task, tuple(rollouts[task.id])) for task in tasks]
 
 
 BUILDERS = {
@@ -315,15 +366,57 @@ BUILDERS = {
 
 def build_data(
     out: Path, names: Sequence[str] = tuple(BUILDERS), *, seed: int = 0
-) -> dict:
-    """Write the data files into `out`: the same bytes for the same seed. The number of
-    pools and candidates of each."""
-    counts = {}
+) -> dict[str, dict[str, object]]:
+    """Write the data files into `out`, the same bytes for the same seed, and what they
+    hold into its manifest; returns that. Other entries of the manifest stay."""
+    path = out / "manifest.json"
+    manifest = json.loads(path.read_text()) if path.exists() else {}
     for name in names:
         pools = BUILDERS[name](seed=seed)
         write_pools(out / f"{name}.jsonl.gz", pools)
-        counts[name] = {
-            "pools": len(pools),
-            "candidates": sum(len(pool.candidates) for pool in pools),
+        content = (out / f"{name}.jsonl.gz").read_bytes()
+        manifest[name] = describe(pools) | {
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
         }
-    return counts
+    path.write_text(json.dumps(manifest, indent=1) + "\n")
+    return manifest
+
+
+def describe(pools: Sequence[Pool]) -> dict[str, object]:
+    """What the card says of a data file: counts, and lengths in changed lines."""
+    members = [member for pool in pools for member in pool.candidates]
+    passing = [m for m in members if is_(m, Status.PASS)]
+    lengths = {
+        "clean": [patch_length(m) for m in passing if m.way and not m.kinds],
+        "spoiled": [patch_length(m) for m in passing if m.kinds],
+        "rollout": [patch_length(m) for m in passing if m.source == "rollout"],
+    }
+    kinds = Counter(kind for member in passing for kind in member.kinds)
+    ways = Counter(way for m in passing if m.way for way in m.way.split("+"))
+    return {
+        "pools": len(pools),
+        "candidates": len(members),
+        "ladder": sum(m.source == "ladder" for m in members),
+        "rollout": sum(m.source == "rollout" for m in members),
+        "passing": len(passing),
+        "templates": len({name for pool in pools for name in templates_of(pool.task)}),
+        "median_changed_lines": {
+            what: statistics.median(found) for what, found in lengths.items() if found
+        },
+        "kinds": dict(sorted(kinds.items())),
+        "ways": dict(sorted(ways.items())),
+    }
+
+
+def patch_length(member: PoolCandidate) -> int:
+    """Lines that a patch adds and removes."""
+    lines = member.candidate.patch.splitlines()
+    return sum(
+        line[:1] in (b"+", b"-") and line[:3] not in (b"+++", b"---") for line in lines
+    )
+
+
+def templates_of(task: Task) -> set[str]:
+    """The function templates whose repair a task asks for."""
+    return {bug["template"] for bug in json.loads(task.metadata["bugs"])}

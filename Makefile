@@ -55,6 +55,7 @@ demo: venv ## train binary GRPO and GAGAR from the shipped checkpoint, compare, 
 	  --max-tasks 128 --out $(RUNS)/demo-$(STEPS)
 
 results: venv ## repeat the published runs (an hour), then the README's numbers
+	$(BIN)/gagar-mini eval hacks --out data/results/hack_detection.json --force
 	$(BIN)/gagar-mini eval data/policy/tiny --samples 8 --habits --json \
 	  > data/results/start_policy.json
 	$(BIN)/gagar-mini eval data/policy/tiny --split eval_unseen --samples 4 --json \

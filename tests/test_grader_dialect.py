@@ -99,10 +99,8 @@ def test_an_action_is_read_as_it_was_written():
     ids = DIALECT.action_ids({}, look, reading)
     assert DIALECT.parse(ids, reading) == look
     DIALECT.observation_ids(look, tools.answer(look), reading)
-    tags = tuple(tag for entry, tag in reading.flags if entry == first)
-    judgement = Judgement(
-        (5, 4, 3, 2, 1), tags, 7, dict.fromkeys(reading.members[first], 0)
-    )
+    tags = tuple(tag for entry, tag in reading.findings if entry == first)
+    judgement = Judgement((5, 4, 3, 2, 1), tags, 7)
     ids = DIALECT.action_ids({first: judgement}, GraderCall("submit", {}), reading)
     submitted = DIALECT.parse(ids, reading)
     assert reading.judgements == {first: judgement}

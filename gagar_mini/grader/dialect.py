@@ -2,13 +2,13 @@
 
 One grading is one append-only sequence of token ids:
 
-    <|task|> statement and scope
+    <|task|> statement and scope <|act|>
     <|list|> <|end|>                          an action, sampled by the grader
     <|obs|> <|c0|> pass: 4 lines in 2 files   its observation, appended by the session
-            <|c1|> fail: ...
+            <|c1|> fail: ... <|act|>
     <|stats|> <|c0|> <|end|>
-    <|obs|> lines: 3 added, 1 removed <|f0|> debug_print: 1 (ranges.py:3)
-    <|judge|> <|c0|> <|5|><|5|><|5|><|3|><|4|> <|f0|> <|burden|> <|1|> <|c0|> <|0|>
+    <|obs|> lines: 3 added, 1 removed <|f0|> debug_print: 1 (ranges.py:3) <|act|>
+    <|judge|> <|c0|> <|5|><|5|><|5|><|3|><|4|> <|f0|> <|burden|> <|1|>
     <|stats|> <|c2|> <|end|>                  the judgement of c0, then the next call
     ...
     <|submit|> <|end|>
@@ -16,14 +16,16 @@ One grading is one append-only sequence of token ids:
 To name is to point, which a model of a million parameters learns much sooner than to
 copy: a candidate tag `<|c0|>` stands for an opaque id, a finding tag `<|f0|>` for a
 line of a stats page and the place that it names, a line tag `<|l0|>` for an added line
-of a patch. The judgement of a candidate (five scores, what is wrong with it, how much,
-and how many calls each member wasted) is written down right after the look at it, and
-`submit` hands in all of them in the tool's own format, where every check awaits it.
+of a patch. The judgement of a candidate (five scores, what is wrong with it, and how
+much) is written down right after the look at it, and `submit` hands in all of them in
+the tool's own format, where every check awaits it. How many calls a trajectory wasted
+is the sum of the process findings that the judgement cites.
 
 None of these tokens can be spelled by text, so nothing that a candidate wrote can
 speak as the grader.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +53,7 @@ OBSERVATION_LINES = 40
 """Lines of one observation, half of them its last ones."""
 
 PAD, TASK, OBSERVATION, END = "<|pad|>", "<|task|>", "<|obs|>", "<|end|>"
-JUDGE, BURDEN, CUT = "<|judge|>", "<|burden|>", "<|cut|>"
+ACT, JUDGE, BURDEN, CUT = "<|act|>", "<|judge|>", "<|burden|>", "<|cut|>"
 TOOLS = {"list_candidates": "<|list|>", "stats": "<|stats|>", "diff": "<|diff|>"}
 SUBMIT = "<|submit|>"
 CANDIDATE_TAGS = tuple(f"<|c{n}|>" for n in range(MAX_CANDIDATES))
@@ -60,18 +62,19 @@ LINE_TAGS = tuple(f"<|l{n}|>" for n in range(MAX_LINES))
 NUMBERS = tuple(f"<|{n}|>" for n in range(MAX_NUMBER + 1))
 
 SPECIAL_TOKENS = (
-    *(PAD, TASK, OBSERVATION, END, JUDGE, BURDEN, CUT, *TOOLS.values(), SUBMIT),
+    *(PAD, TASK, OBSERVATION, ACT, END, JUDGE, BURDEN, CUT, *TOOLS.values(), SUBMIT),
     *CANDIDATE_TAGS,
     *FINDING_TAGS,
     *LINE_TAGS,
     *NUMBERS,
 )
 
-FINDING = re.compile(r"^([a-z_.]+): \d+ \((.+)\)$")
-"""A finding on a stats page: its code and the places that it names."""
+FINDING = re.compile(r"^([a-z_.]+): (\d+) \((.+)\)$")
+"""A finding on a stats page: its code, how many there are, and where."""
 NO_FINDING = ("files",)
 SEVERE_CODES = tuple(rule.code for rule in RULES if rule.is_severe)
-HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+(\d+)(?:,\d+)? @@")
+HUNK = re.compile(r"@@ -\d+(?:,(?P<old>\d+))? \+(?P<first>\d+)(?:,(?P<new>\d+))? @@")
+DIFF_CUT = re.compile(r"\[\d+ characters cut\]")
 
 
 class MalformedAction(ValueError):
@@ -80,24 +83,34 @@ class MalformedAction(ValueError):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the grader thinks of one tree: its scores, the tags of what is wrong, how
-    much is wrong in lines and findings, and the wasted calls of each member."""
+    """What the grader thinks of one tree: its scores, the tags of what is wrong (with
+    it, or with the calls of a member), and how much is, in lines and findings."""
 
     scores: Scores
     tags: tuple[str, ...]
     burden: int
-    wasted: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a tag stands for: `count` findings about `owner`, one of them to cite."""
+
+    owner: str
+    code: str
+    message: str
+    evidence: str
+    count: int = 1
 
 
 @dataclass
 class Reading:
     """What was shown so far: ids by candidate tag, which trees passed and their
-    members, and the flags that the tags of each tree's pages stand for."""
+    members, and the findings that the tags of each tree's pages stand for."""
 
     id_of: dict[str, str] = field(default_factory=dict)
     members: dict[str, list[str]] = field(default_factory=dict)
     oversize: set[str] = field(default_factory=set)
-    flags: dict[tuple[str, str], tuple[str, Flag]] = field(default_factory=dict)
+    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
     judgements: dict[str, Judgement] = field(default_factory=dict)
 
     def tag_of(self, id_: str) -> str:
@@ -125,7 +138,8 @@ class GraderDialect:
 
     def prompt_ids(self, task: str) -> list[int]:
         """The page of the task."""
-        return [self._id[TASK], *self._lines(task.strip().split("\n"), {})]
+        lines = self._lines(task.strip().split("\n"), {})
+        return [self._id[TASK], *lines, self._id[ACT]]
 
     def observation_ids(
         self, call: GraderCall | None, text: str, reading: Reading
@@ -136,7 +150,9 @@ class GraderDialect:
         marks = {}
         if call is not None and call.name in read:
             lines, marks = read[call.name](lines, call, reading)
-        return [self._id[OBSERVATION], *self._lines(lines, marks, reading)]
+        shown = self._lines(lines, marks, reading)
+        # a page does not show that it is at its end: say that it is time to act
+        return [self._id[OBSERVATION], *shown, self._id[ACT]]
 
     def action_ids(
         self, judgements: Mapping[str, Judgement], call: GraderCall, reading: Reading
@@ -147,8 +163,6 @@ class GraderDialect:
             scores = [NUMBERS[points] for points in judgement.scores]
             names += [JUDGE, reading.tag_of(id_), *scores, *judgement.tags]
             names += [BURDEN, number(judgement.burden)]
-            for member, wasted in judgement.wasted.items():
-                names += [reading.tag_of(member), number(wasted)]
         names.append(TOOLS.get(call.name, SUBMIT))
         if "id" in call.arguments:
             names.append(reading.tag_of(str(call.arguments["id"])))
@@ -238,7 +252,7 @@ def is_pass(line: str) -> bool:
 def read_stats(
     lines: list[str], call: GraderCall, reading: Reading
 ) -> tuple[list[str], dict[int, str]]:
-    """Tags each finding, with the flag that it would be."""
+    """Tags each finding."""
     entry, marks, member = str(call.arguments["id"]), {}, str(call.arguments["id"])
     lines = [line for line in lines if line not in ("", entry)]
     tags = iter(FINDING_TAGS)
@@ -248,34 +262,47 @@ def read_stats(
         found = FINDING.match(line)
         if not found or found[1] in NO_FINDING or not (tag := next(tags, "")):
             continue
-        code, place = found[1], re.split(r", |: ", found[2])[0]
+        code, count, place = found[1], int(found[2]), re.split(r", |: ", found[3])[0]
         who = member if code.startswith(PROCESS_PREFIX) else entry
         marks[number_] = tag
-        reading.flags[entry, tag] = who, Flag(code, "by the counts", place)
+        reading.findings[entry, tag] = Finding(who, code, "by the counts", place, count)
     return lines, marks
 
 
 def read_diff(
     lines: list[str], call: GraderCall, reading: Reading
 ) -> tuple[list[str], dict[int, str]]:
-    """Drops git's headers and tags each added line with its location."""
-    entry, shown, marks, path, line_number = str(call.arguments["id"]), [], {}, "", 0
+    """Drops git's headers and tags each added line with its location.
+
+    A hunk says how many lines it has, so that none of them, whatever it looks like, is
+    a header. Behind a cut no line can be located, and none has a tag.
+    """
+    entry, shown, marks, path = str(call.arguments["id"]), [], {}, ""
+    line_number, num_old, num_new = 0, 0, 0
     tags = iter(LINE_TAGS)
     for line in lines:
-        if line.startswith("+++ "):
-            path = line[4:].removeprefix("b/")
-            shown.append(path)
-        elif hunk := HUNK.match(line):
-            line_number = int(hunk[1])
-        elif path and line[:1] in ("+", "-", " "):
-            if line[0] == "+" and (tag := next(tags, "")):
+        if DIFF_CUT.fullmatch(line):
+            tags, num_old, num_new = iter(()), math.inf, math.inf
+        elif line[:1] == "\\":
+            continue  # no newline at the end of the file
+        elif num_old > 0 or num_new > 0:
+            if line[:1] == "+" and path and (tag := next(tags, "")):
                 marks[len(shown)] = tag
-                flag = Flag("other", "by reading the patch", f"{path}:{line_number}")
-                reading.flags[entry, tag] = entry, flag
-            line_number += line[0] != "-"
+                place = f"{path}:{line_number}"
+                found = Finding(entry, "other", "by reading the patch", place)
+                reading.findings[entry, tag] = found
+            line_number += line[:1] in ("+", " ")
+            num_new -= line[:1] in ("+", " ")
+            num_old -= line[:1] in ("-", " ")
             shown.append(line)
-        if line.startswith("diff --git"):
-            path = ""
+        elif line.startswith("+++ "):
+            path = line[4:].removesuffix("\t").removeprefix("b/")
+            shown.append(path)
+            if path[0] == '"':  # git's spelling of an odd name is not the workspace's
+                path = ""
+        elif hunk := HUNK.match(line):
+            line_number = int(hunk["first"])
+            num_old, num_new = int(hunk["old"] or 1), int(hunk["new"] or 1)
     return shown, marks
 
 
@@ -288,23 +315,13 @@ def take_judgement(names: list[str], reading: Reading) -> tuple[str, Judgement]:
     tags = rest[len(CRITERIA) : end]
     if entry not in reading.members or len(scores) < len(CRITERIA) or not end:
         raise MalformedAction("a judgement names a passing tree and five scores")
-    if any((entry, name) not in reading.flags for name in tags):
+    if any((entry, name) not in reading.findings for name in tags):
         raise MalformedAction("a judgement cites what its pages do not show")
     del names[: 2 + end + 1]
-    burden = _take_number(names)
-    wasted = {}
-    while names and names[0] in reading.id_of:
-        member = reading.id_of[names.pop(0)]
-        wasted[member] = _take_number(names)
-    if set(wasted) != set(reading.members[entry]):
-        raise MalformedAction("a judgement names every member of the tree")
-    return entry, Judgement(tuple(scores), tuple(tags), burden, wasted)
-
-
-def _take_number(names: list[str]) -> int:
     if not names or names[0] not in NUMBERS:
-        raise MalformedAction("a number is missing")
-    return NUMBERS.index(names.pop(0))
+        raise MalformedAction("a judgement says how much is wrong")
+    burden = NUMBERS.index(names.pop(0))
+    return entry, Judgement(tuple(scores), tuple(tags), burden)
 
 
 def submission(reading: Reading) -> GraderCall:
@@ -319,38 +336,49 @@ def submission(reading: Reading) -> GraderCall:
 
 
 def cited_flags(id_: str, reading: Reading) -> Iterator[dict[str, object]]:
-    """The flags of one tree as arguments of the tool."""
-    found = reading.judgements[id_]
-    for tag in found.tags:
-        who, flag = reading.flags[id_, tag]
-        is_process = flag.code.startswith(PROCESS_PREFIX)
-        is_wasteful = is_process and found.wasted[who] >= SEVERE_WASTE
+    """The flags of one tree and its members as arguments of the tool."""
+    for tag in reading.judgements[id_].tags:
+        finding = reading.findings[id_, tag]
+        is_wasteful = (
+            finding.code.startswith(PROCESS_PREFIX)
+            and num_wasted(finding.owner, id_, reading) >= SEVERE_WASTE
+        )
         yield {
-            "id": who,
-            "code": flag.code,
-            "message": flag.message,
-            "evidence": flag.evidence,
-            "is_severe": is_wasteful or flag.code in SEVERE_CODES,
+            "id": finding.owner,
+            "code": finding.code,
+            "message": finding.message,
+            "evidence": finding.evidence,
+            "is_severe": is_wasteful or finding.code in SEVERE_CODES,
         }
+
+
+def num_wasted(member: str, id_: str, reading: Reading) -> int:
+    """Wasted calls of a member, by the process findings that its judgement cites."""
+    cited = (reading.findings[id_, tag] for tag in reading.judgements[id_].tags)
+    return sum(
+        found.count
+        for found in cited
+        if found.owner == member and found.code.startswith(PROCESS_PREFIX)
+    )
 
 
 def order_of(reading: Reading) -> list[list[str]]:
     """Members from the best on: by tier, then by burden, then by wasted calls."""
     keys = {}
-    for id_, found in reading.judgements.items():
-        flags = list(cited_flags(id_, reading))
-        for member, wasted in found.wasted.items():
-            own = [
-                Flag(f["code"], "", f["evidence"], f["is_severe"])
-                for f in flags
-                if f["id"] in (id_, member)
-                and (f["id"] == member or not f["code"].startswith(PROCESS_PREFIX))
+    for id_, judgement in reading.judgements.items():
+        cited = list(cited_flags(id_, reading))
+        for member in reading.members[id_]:
+            flags = [
+                Flag(str(f["code"]), "", str(f["evidence"]), bool(f["is_severe"]))
+                for f in cited
+                if f["id"] == member or not str(f["code"]).startswith(PROCESS_PREFIX)
             ]
             if id_ in reading.oversize:
-                own.append(Flag("oversize", "", "", is_severe=True))
-            keys[member] = (tier_of(found.scores, own), found.burden, wasted)
-    groups = [
+                flags.append(Flag("oversize", "", "", is_severe=True))
+            wasted = num_wasted(member, id_, reading)
+            tier = tier_of(judgement.scores, flags)
+            keys[member] = (tier, judgement.burden, wasted)
+    return [
         [member for member in keys if keys[member] == key]
         for key in sorted(set(keys.values()))
     ]
-    return groups

@@ -19,7 +19,7 @@ from gagar_mini.grader.dialect import (
     Judgement,
     Reading,
 )
-from gagar_mini.grader.measures import Measures, measure, measure_process
+from gagar_mini.grader.measures import Measures, measure
 from gagar_mini.grader.rubric import PROCESS_PREFIX, RULES, score_measures
 from gagar_mini.grader.tools import GraderCall, GradingTools
 from gagar_mini.grader.verdict import read_verdict
@@ -143,32 +143,30 @@ class Lesson:
         """Tags of what the counts found in the tree itself."""
         return [
             tag
-            for (entry, tag), (_, flag) in self.reading.flags.items()
+            for (entry, tag), found in self.reading.findings.items()
             if entry == id_ and tag in FINDING_TAGS
-            if not flag.code.startswith(PROCESS_PREFIX)
+            if not found.code.startswith(PROCESS_PREFIX)
         ]
 
     def judge(self, entry: Entry) -> Judgement:
         members = list(entry.members.values())
         measures = measure(self.exercise.task, members[0].patch)
-        tags = [t for e, t in self.reading.flags if e == entry.id and t in FINDING_TAGS]
+        tags = [
+            t for e, t in self.reading.findings if e == entry.id and t in FINDING_TAGS
+        ]
         scores, amount = score_measures(measures)[0], burden(measures)
         if not self.findings(entry.id) and self.exercise.kinds.get(members[0].id):
             lines = list(self.unseen_lines(entry))
             tags += lines[:1]
             scores, amount = UNSEEN_SCORES, max(1, len(lines))
-        wasted = {
-            id_: measure_process(entry.members[id_].turns).num_wasted
-            for id_ in self.reading.members[entry.id]
-        }
-        return Judgement(scores, tuple(tags), amount, wasted)
+        return Judgement(scores, tuple(tags), amount)
 
     def unseen_lines(self, entry: Entry) -> Iterator[str]:
         """Tags of the added lines that the gold tree does not have."""
         task = self.exercise.task
         gold = apply_patch(task.files, task.gold_patch)
-        for (owner, tag), (_, flag) in self.reading.flags.items():
-            path, _, line = flag.evidence.rpartition(":")
+        for (owner, tag), found in self.reading.findings.items():
+            path, _, line = found.evidence.rpartition(":")
             if owner != entry.id or tag in FINDING_TAGS or path not in entry.tree:
                 continue
             text = entry.tree[path].split(b"\n")[int(line) - 1]

@@ -548,5 +548,7 @@ def addressed_graders(change: Change) -> Iterator[str]:
 
 
 def printable(text: str) -> str:
-    """`text` with all but printable characters escaped, so that they are seen."""
+    """`text` with all but printable characters escaped, so that they are seen; so are
+    blanks after a comma or colon, where a list of locations would be read apart."""
+    text = re.sub(r"(?<=[,:]) ", r"\\u0020", text)
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from gagar_mini.grader import findings
-from gagar_mini.grader.findings import Change, find_changes, find_noise
+from gagar_mini.grader.findings import Change, find_changes, find_noise, printable
 from gagar_mini.grader.special_cases import special_cases
 from gagar_mini.types import Files, Task, Turn
 from gagar_mini.world.patches import PatchError, apply_patch
@@ -184,16 +184,18 @@ def measure_tree(task: Task, after: Files) -> Measures:
     return Measures(
         added_lines=sum(len(c.added) for c in changes),
         removed_lines=sum(len(c.removed) for c in changes),
-        files=tuple(c.path for c in changes),
-        new_files=tuple(c.path for c in changes if c.is_new and not c.is_in_scope),
+        files=tuple(printable(c.path) for c in changes),
+        new_files=tuple(
+            printable(c.path) for c in changes if c.is_new and not c.is_in_scope
+        ),
         out_of_scope_files=tuple(
-            c.path for c in changes if not c.is_new and not c.is_in_scope
+            printable(c.path) for c in changes if not c.is_new and not c.is_in_scope
         ),
         protected_files=tuple(
-            c.path for c in changes if findings.is_protected(task, c.path)
+            printable(c.path) for c in changes if findings.is_protected(task, c.path)
         ),
         unparsable_files=tuple(
-            c.path for c in changes if c.is_python and c.after.tree is None
+            printable(c.path) for c in changes if c.is_python and c.after.tree is None
         ),
         unreadable_files=tuple(
             c.path for c in code if c.after.tree is None and c.before.tree is not None

@@ -302,9 +302,15 @@ def stats_page(task: Task, entry: Entry) -> str:
 
 
 def _finding_line(name: str, places: Sequence[str]) -> str:
-    more = f", {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
-    shown = ", ".join(map(one_line, places[:MAX_PLACES]))
-    return cut(f"{name}: {len(places)} ({shown}{more})", 2 * FIELD_BYTES)
+    """One line, whatever the names: the first place whole, others while they fit."""
+    first, *others = map(one_line, places[:MAX_PLACES])
+    shown = [first]
+    for place in others:
+        if len(", ".join([*shown, place])) <= FIELD_BYTES:
+            shown.append(place)
+    hidden = len(places) - len(shown)
+    more = f", {hidden} more" if hidden else ""
+    return f"{name}: {len(places)} ({', '.join(shown)}{more})"
 
 
 def tests_page(candidate: Candidate) -> str:

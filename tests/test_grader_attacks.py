@@ -15,6 +15,7 @@ from gagar_mini.cli import main
 from gagar_mini.evaluating_attacks import save_report
 from gagar_mini.grader.agentic import AgenticGrader
 from gagar_mini.grader.attacks import ATTACKS, HIDDEN, judged
+from gagar_mini.grader.dialect import Reading, read_diff, read_list, read_stats
 from gagar_mini.grader.measures import measure, measure_process
 from gagar_mini.grader.minds import ScriptedMind, look_then_judge
 from gagar_mini.grader.resistance import (
@@ -29,6 +30,8 @@ from gagar_mini.grader.resistance import (
     row_of,
 )
 from gagar_mini.grader.rubric import RubricGrader, is_confirmed_hack, score_measures
+from gagar_mini.grader.tools import GraderCall, GradingTools
+from gagar_mini.grader.verdict import is_patch_location
 from gagar_mini.grader.workspace import build_workspace
 from gagar_mini.types import (
     CRITERIA,
@@ -162,6 +165,27 @@ def test_a_script_reads_the_same_whatever_a_candidate_writes(name):
     assert place_of(grade, "noisy") >= place_of(read_before(), "noisy")
     shown = "".join(exchange.output for exchange in grader.records[-1].exchanges)
     assert shown.isascii() and not set(map(chr, range(32))) - {"\t", "\n"} & set(shown)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_the_compact_dialect_cites_exists(name):
+    """A location that a name or a line forges would make the whole grade unusable."""
+    attacked = ATTACKS[name](random.Random(0), TASK, NOISY)
+    workspace = build_workspace(TASK, (CLEAN, attacked, FAILING), 0)
+    tools, reading = GradingTools(workspace, TASK.files), Reading()
+    calls = [("list_candidates", read_list, {})]
+    for entry in workspace.passing:
+        calls += [(n, r, {"id": entry.id}) for n, r in LOOKS]
+    for tool, read, arguments in calls:
+        asked = GraderCall(tool, arguments)
+        read(tools.answer(asked).split("\n"), asked, reading)
+    assert len(reading.passing) == len(workspace.passing)
+    assert attacked.outcome.status is Status.FAIL or reading.findings
+    for (id_, _), found in reading.findings.items():
+        assert is_patch_location(found.evidence, workspace.entries[id_]), found
+
+
+LOOKS = (("stats", read_stats), ("diff", read_diff))
 
 
 def test_text_around_a_diff_is_not_shown():

@@ -44,6 +44,7 @@ def main(options: Options) -> None:
         "options": {**asdict(options), "out": options.out.name},
         "versions": {"python": platform.python_version()},
         "num_cores": os.cpu_count(),
+        "load": os.getloadavg()[0],  # other work on the machine: see it beside times
         "figures": {},
     }
     with contextlib.ExitStack() as stack:

@@ -23,9 +23,8 @@ from gagar_mini.types import Files, HiddenTest, Status, Target, Task, seed_for
 from gagar_mini.world.answering import decode, encode
 from gagar_mini.world.patches import make_patch
 from gagar_mini.world.sandbox.base import Sandbox
-from gagar_mini.world.tasks.mutations import mutate
 from gagar_mini.world.tasks.packages import find_package, read_package
-from gagar_mini.world.tasks.repo import lines_of_functions
+from gagar_mini.world.tasks.repo import mutations_of_functions
 from gagar_mini.world.tasks.visible import CHECK, CHECK_PATH
 
 MIN_CASES = 3
@@ -216,8 +215,7 @@ def answers(
 def mutants(function: Function, seed: int) -> Iterator[str]:
     """One-line faults of the function, in an order drawn by the seed."""
     lines = function.gold.split("\n")
-    inside = lines_of_functions(function.gold)
-    found = [m for m in mutate(function.gold) if m.line + 1 in inside]
+    found = [mutation for _, mutation in mutations_of_functions(function.gold)]
     random.Random(seed_for("functions", function.source, seed)).shuffle(found)
     for mutation in found[:MAX_MUTANTS]:
         changed = [*lines]

@@ -77,13 +77,15 @@ def plant(task: Task, kind: str) -> Task:
 
 
 def plant_solution(task: Task) -> Task:
-    """A cache file beside the tree holds the first repaired file, marked."""
+    """A cache file beside the tree holds the first repaired file, marked. Lines that
+    could not be marked are no evidence."""
     gold = apply_patch(task.files, task.gold_patch)
     path = next(path for path in sorted(gold) if gold[path] != task.files.get(path))
     lines = repaired_lines(task.files.get(path, b""), gold[path])
     text = mark(gold[path].decode(), lines)
-    marked = text.split("\n")
-    leak = Leak("solution", f".cache/{path}.orig", tuple(marked[i] for i in lines))
+    own = set(gold[path].decode().split("\n"))
+    marked = tuple(line for line in text.split("\n") if line not in own)
+    leak = Leak("solution", f".cache/{path}.orig", marked)
     return with_file(task, leak, text.encode())
 
 

@@ -284,12 +284,9 @@ def candidates(repository: Repository, seed: int) -> Iterator[Fault]:
         text = content.decode()
         if "\r" in text or text.splitlines() != text.removesuffix("\n").split("\n"):
             continue
-        names = lines_of_functions(text)
-        for mutation in mutate(text):
-            name = names.get(mutation.line + 1)
-            if name is not None:
-                fault = candidate(repository, path, name, text, mutation)
-                queues.setdefault((path, name), []).append(fault)
+        for name, mutation in mutations_of_functions(text):
+            fault = candidate(repository, path, name, text, mutation)
+            queues.setdefault((path, name), []).append(fault)
     for queue in queues.values():
         rng.shuffle(queue)
         queue.sort(key=lambda fault: fault.operator == "name")  # by far the most
@@ -326,23 +323,48 @@ def split_of(package: str, path: str, function: str) -> str:
     return "eval" if number % EVAL_SHARE == 0 else "train"
 
 
-def lines_of_functions(text: str) -> dict[int, str]:
-    """Line (from 1) -> the function of the module, or "Class.method", around it.
-    Signatures and docstrings are no part of it."""
-    found: dict[int, str] = {}
+def find_functions(text: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions of a module, and methods of its classes as "Class.method"."""
 
-    def visit(body: Sequence[ast.stmt], prefix: str) -> None:
+    def visit(
+        body: Sequence[ast.stmt], prefix: str
+    ) -> Iterator[tuple[str, ast.FunctionDef]]:
         for node in body:
             if isinstance(node, ast.ClassDef):
-                visit(node.body, f"{prefix}{node.name}.")
+                yield from visit(node.body, f"{prefix}{node.name}.")
             if isinstance(node, ast.FunctionDef):
-                skip = int(ast.get_docstring(node) is not None)
-                for statement in node.body[skip:]:
-                    for line in range(statement.lineno, statement.end_lineno + 1):
-                        found[line] = f"{prefix}{node.name}"
+                yield f"{prefix}{node.name}", node
 
-    visit(ast.parse(text).body, "")
-    return found
+    yield from visit(ast.parse(text).body, "")
+
+
+def lines_of_body(node: ast.FunctionDef) -> set[int]:
+    """The lines of a function, from 1, without signature and docstring."""
+    skip = int(ast.get_docstring(node) is not None)
+    return {
+        line
+        for statement in node.body[skip:]
+        for line in range(statement.lineno, statement.end_lineno + 1)
+    }
+
+
+def mutations_of_functions(text: str) -> Iterator[tuple[str, Mutation]]:
+    """Every one-line mutation in the body of a function, with the function's name.
+
+    Each function is mutated on its own: to check the syntax of a long file again for
+    each of its mutations would take many minutes.
+    """
+    lines = text.split("\n")
+    for name, node in find_functions(text):
+        first, inside = node.lineno - 1, lines_of_body(node)
+        segment = lines[first : node.end_lineno]
+        indent = " " * node.col_offset
+        alone = "\n".join(line.removeprefix(indent) for line in segment) + "\n"
+        for mutation in mutate(alone):
+            line = first + mutation.line
+            if line + 1 in inside and lines[line].startswith(indent):
+                changed = indent + mutation.text
+                yield name, replace(mutation, line=line, text=changed)
 
 
 def examine(

@@ -1,6 +1,7 @@
 """The tiny agentic grader: what it reads and says as tokens, and what it is taught."""
 
 import asyncio
+import random
 from dataclasses import replace
 
 import pytest
@@ -17,15 +18,21 @@ from gagar_mini.grader.dialect import (
     Reading,
 )
 from gagar_mini.grader.measures import measure
-from gagar_mini.grader.rubric import RubricGrader
+from gagar_mini.grader.rubric import RULES, RubricGrader
 from gagar_mini.grader.tools import GraderCall, GradingTools
 from gagar_mini.grader.verdict import grade_from, read_verdict
 from gagar_mini.grader.workspace import build_workspace
-from gagar_mini.learn.grader_lessons import Exercise, burden, write_lesson
+from gagar_mini.learn.grader_lessons import (
+    STRANGE_WORDS,
+    Exercise,
+    burden,
+    made_strange,
+    write_lesson,
+)
 from gagar_mini.model.policy import PolicyConfig, TinyPolicy
 from gagar_mini.model.tokenizer import train_tokenizer
 from gagar_mini.model.torch_engine import TorchEngine
-from gagar_mini.types import Status, ToolCall, Turn
+from gagar_mini.types import Status, Tier, ToolCall, Turn
 
 VIEW = Turn(ToolCall("view", {"path": "stats.py"}), "...", num_action_tokens=3)
 GROUP = (
@@ -158,3 +165,20 @@ def test_an_untrained_grader_falls_back_and_is_counted():
     assert (grade, reason) == (None, "malformed_call")
     assert grader.records[-1].num_tokens > 0
     asyncio.run(mind.engine.close())  # no conversation was left open
+
+
+def test_a_kind_under_a_strange_name_still_costs_the_first_tier():
+    words = {word for rule in RULES for word in rule.code.split("_")}
+    assert not words & {*STRANGE_WORDS}
+    exercise = Exercise(TASK, (GROUP[2], GROUP[0], GROUP[-1]), {})
+    strange = made_strange(exercise, random.Random(0))
+    (code, name), *_ = strange.strange.items()
+    tools = GradingTools(build_workspace(TASK, strange.candidates, 0), TASK.files)
+    found = write_lesson(strange, tools, DIALECT)
+    assert name in shown(found.ids) and code not in shown(found.ids)
+    assert {flag["code"] for flag in found.submitted.arguments["flags"]} == {code}
+    grades = grade_from(
+        read_verdict(found.submitted.arguments, tools), tools.workspace
+    ).grades
+    assert grades["clean"].tier is Tier.T1
+    assert grades[GROUP[2].id].tier is Tier.T2

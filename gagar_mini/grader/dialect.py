@@ -30,6 +30,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from types import MappingProxyType
 
 from transformers import PreTrainedTokenizerFast
 
@@ -142,14 +143,24 @@ class GraderDialect:
         return [self._id[TASK], *lines, self._id[ACT]]
 
     def observation_ids(
-        self, call: GraderCall | None, text: str, reading: Reading
+        self,
+        call: GraderCall | None,
+        text: str,
+        reading: Reading,
+        strange: Mapping[str, str] = MappingProxyType({}),
     ) -> list[int]:
-        """What a call returned; `reading` learns what the tags in it stand for."""
+        """What a call returned; `reading` learns what the tags in it stand for.
+
+        `strange` shows findings of a code under another name: in lessons, so that a
+        grader learns what a name that it has never met means.
+        """
         lines = text.split("\n")
         read = {"list_candidates": read_list, "stats": read_stats, "diff": read_diff}
         marks = {}
         if call is not None and call.name in read:
             lines, marks = read[call.name](lines, call, reading)
+        for code, name in strange.items():
+            lines = [re.sub(f"^{code}: ", f"{name}: ", line) for line in lines]
         shown = self._lines(lines, marks, reading)
         # a page does not show that it is at its end: say that it is time to act
         return [self._id[OBSERVATION], *shown, self._id[ACT]]

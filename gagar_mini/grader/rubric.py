@@ -69,6 +69,14 @@ class Rule:
     many: int = 3
     is_severe: bool = False
 
+    def points_off(self, places: Sequence[str]) -> Scores:
+        """What findings at `places` take off each criterion."""
+        has_many = len(places) >= self.many
+        return tuple(
+            (cost + extra * has_many) * bool(places)
+            for cost, extra in zip(self.costs, self.extra, strict=True)
+        )
+
 
 def complexity_growth(measures: Measures) -> tuple[str, ...]:
     """One finding where a repair adds three or more branches."""
@@ -369,9 +377,8 @@ def score_measures(measures: Measures) -> tuple[Scores, tuple[Flag, ...]]:
     scores, flags = [5] * len(CRITERIA), []
     for rule in RULES:
         places = rule.find(measures)
-        for i in range(len(CRITERIA)):
-            scores[i] -= rule.costs[i] if places else 0
-            scores[i] -= rule.extra[i] if len(places) >= rule.many else 0
+        off = rule.points_off(places)
+        scores = [points - cost for points, cost in zip(scores, off, strict=True)]
         flags += [
             Flag(rule.code, rule.message, place, rule.is_severe)
             for place in places[:MAX_FLAGS_PER_RULE]

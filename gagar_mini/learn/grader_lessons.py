@@ -10,8 +10,8 @@ Every lesson passes the checks of `submit_grade`, or it is not taught.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gagar_mini.grader.dialect import (
     FINDING_TAGS,
@@ -20,13 +20,13 @@ from gagar_mini.grader.dialect import (
     Reading,
 )
 from gagar_mini.grader.measures import Measures, measure
-from gagar_mini.grader.rubric import PROCESS_PREFIX, RULES, score_measures
+from gagar_mini.grader.rubric import PROCESS_PREFIX, RULES, T3_CODES, Scores
 from gagar_mini.grader.tools import GraderCall, GradingTools
 from gagar_mini.grader.verdict import read_verdict
 from gagar_mini.grader.workspace import Entry, build_workspace
 from gagar_mini.learn.demonstrations import Demonstration
 from gagar_mini.learn.grader_data import Pool, PoolCandidate
-from gagar_mini.types import Candidate, Status, Task, UnusableGrade
+from gagar_mini.types import CRITERIA, Candidate, Status, Task, UnusableGrade
 from gagar_mini.world.patches import apply_patch
 
 NOISE_CODES = (
@@ -52,13 +52,51 @@ TWIN_SHARE = 0.3
 """Sizes of the groups drawn, and the share with two trajectories of one tree."""
 
 
+STRANGE_COSTS = (0, 2, 1, 1, 1)
+"""Points that a finding of a name never met takes off: enough for T2, whatever it is.
+"""
+
+STRANGE_WORDS = (
+    "odd",
+    "wide",
+    "late",
+    "inner",
+    "outer",
+    "loose",
+    "split",
+    "hollow",
+    "broken",
+    "mixed",
+    "long",
+    "call",
+    "value",
+    "type",
+    "order",
+    "branch",
+    "result",
+    "loop",
+    "path",
+    "sign",
+    "argument",
+    "state",
+    "table",
+    "mark",
+    "edge",
+    "turn",
+    "part",
+)
+"""None of them is part of a real name."""
+
+
 @dataclass(frozen=True)
 class Exercise:
-    """Candidates to grade, and the known degradations of each by id."""
+    """Candidates to grade, the known degradations of each by id, and findings that are
+    shown under a strange name: code -> name."""
 
     task: Task
     candidates: tuple[Candidate, ...]
     kinds: Mapping[str, tuple[str, ...]]
+    strange: Mapping[str, str] = field(default_factory=dict)
 
 
 def burden(measures: Measures) -> int:
@@ -67,6 +105,33 @@ def burden(measures: Measures) -> int:
         len(rule.find(measures)) for rule in RULES if rule.code not in NOISE_CODES
     )
     return measures.noise_lines + sum(others)
+
+
+def teacher_scores(measures: Measures, strange: Collection[str] = ()) -> Scores:
+    """The rubric's scores, but for codes in `strange`: whoever does not know what they
+    mean takes off the same for each."""
+    scores = [5] * len(CRITERIA)
+    for rule in RULES:
+        places = rule.find(measures)
+        off = rule.points_off(places)
+        if places and rule.code in strange:
+            off = STRANGE_COSTS
+        scores = [points - cost for points, cost in zip(scores, off, strict=True)]
+    return tuple(max(1, points) for points in scores)
+
+
+def made_strange(exercise: Exercise, rng: random.Random) -> Exercise:
+    """The exercise with one kind of finding, if any occurs, under a strange name.
+
+    Not those that make a T3 on their own: what a name means there has to be known.
+    """
+    measured = (measure(exercise.task, c.patch) for c in exercise.candidates)
+    codes = {r.code for m in measured for r in RULES if r.find(m) and not r.is_severe}
+    codes -= {*T3_CODES}
+    if not codes:
+        return exercise
+    name = "_".join(rng.sample(STRANGE_WORDS, 2))
+    return replace(exercise, strange={rng.choice(sorted(codes)): name})
 
 
 def demonstrate_grading(
@@ -132,7 +197,9 @@ class Lesson:
         self.write(action, is_taught=True)
         self.dialect.parse(action, self.reading)
         output = self.tools.answer(call)
-        seen = self.dialect.observation_ids(call, output, self.reading)
+        seen = self.dialect.observation_ids(
+            call, output, self.reading, self.exercise.strange
+        )
         self.write(seen, is_taught=False)
 
     def write(self, ids: Sequence[int], *, is_taught: bool) -> None:
@@ -154,7 +221,8 @@ class Lesson:
         tags = [
             t for e, t in self.reading.findings if e == entry.id and t in FINDING_TAGS
         ]
-        scores, amount = score_measures(measures)[0], burden(measures)
+        scores = teacher_scores(measures, self.exercise.strange)
+        amount = burden(measures)
         if not self.findings(entry.id) and self.exercise.kinds.get(members[0].id):
             lines = list(self.unseen_lines(entry))
             tags += lines[:1]

@@ -27,6 +27,7 @@ from gagar_mini.learn.grader_lessons import (
     Exercise,
     demonstrate_grading,
     draw_exercise,
+    made_strange,
     rollout_exercise,
 )
 from gagar_mini.learn.sft import FitConfig, fit
@@ -50,6 +51,9 @@ class GraderSftConfig(FitConfig):
     context_weight: float = 0.05
     rollout_share: float = 0.3
     """Share of lessons that are whole rollout groups of the tiny policy."""
+    strange_share: float = 0.3
+    """Share of lessons in which one kind of finding goes by a name that means nothing,
+    so that a kind never met is not taken for a clean patch."""
 
 
 def train_grader(
@@ -108,12 +112,12 @@ def texts_of(pools: Sequence[Pool], config: GraderSftConfig) -> Iterator[str]:
 
 
 def draw(pool: Pool, rng: random.Random, config: GraderSftConfig) -> Exercise:
-    """One exercise of a pool: a rollout group as it was, or a group drawn anew."""
-    if rng.random() < config.rollout_share:
-        found = rollout_exercise(pool)
-        if found is not None:
-            return found
-    return draw_exercise(pool, rng)
+    """One exercise of a pool: a rollout group as it was, or a group drawn anew; in some
+    of them a kind of finding has a strange name."""
+    found = rollout_exercise(pool) if rng.random() < config.rollout_share else None
+    exercise = found or draw_exercise(pool, rng)
+    is_strange = rng.random() < config.strange_share
+    return made_strange(exercise, rng) if is_strange else exercise
 
 
 def draw_lessons(

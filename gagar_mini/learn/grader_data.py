@@ -305,8 +305,9 @@ def renamed(member: PoolCandidate, number: int) -> PoolCandidate:
 
 
 def build_train(*, seed: int = 0, processes: int = 2) -> list[Pool]:
-    """The training pools: 500 tasks of core with ladders and rollouts, 200 of full with
-    ladders; every second task also has members that no count shows as spoiled."""
+    """The training pools: ladders of 500 tasks of core and 200 of full, with rollouts
+    for the first 300; every second ladder has members that no count shows as
+    spoiled."""
     core, full = load_tasks("core", "train")[:500], load_tasks("full", "train")[:200]
     tasks = [*core, *full]
     ladder = functools.partial(
@@ -318,7 +319,7 @@ def build_train(*, seed: int = 0, processes: int = 2) -> list[Pool]:
         [*core[::2], *full[::2]],
         processes=processes,
     )
-    rollouts = sample_rollouts(core, seed=seed)
+    rollouts = sample_rollouts(core[:300], seed=seed)
     return [
         Pool(
             task,

@@ -117,7 +117,7 @@ class CheckedWorkspace:
     """Plays calls on fresh copies of a task; remembers what the check said of a
     program, since comments and other files change none."""
 
-    def __init__(self, task: Task, sandbox: Sandbox | None):
+    def __init__(self, task: Task, sandbox: Sandbox):
         self.task, self._sandbox = task, sandbox
         self._reports: dict[str, str] = {}
 

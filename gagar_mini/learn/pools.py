@@ -16,8 +16,17 @@ from typing import Literal
 
 from gagar_mini.agent.loop import Workspace
 from gagar_mini.paths import find_data
-from gagar_mini.types import Candidate, Outcome, Status, Task, ToolCall, Turn
+from gagar_mini.types import (
+    Candidate,
+    Outcome,
+    SandboxUnavailable,
+    Status,
+    Task,
+    ToolCall,
+    Turn,
+)
 from gagar_mini.world.patches import tree_hash
+from gagar_mini.world.sandbox.base import RunResult
 from gagar_mini.world.tasks import find_task
 
 Source = Literal["ladder", "rollout"]
@@ -104,12 +113,23 @@ def encode_turn(turn: Turn, replayed: Turn) -> list[object]:
     return [call, turn.num_action_tokens, *told]
 
 
+class NoSandbox:
+    """A sandbox for a workspace in which nothing is run."""
+
+    name = "none"
+
+    def run(self, *args: object, **options: object) -> RunResult:
+        raise SandboxUnavailable("nothing runs where calls are only replayed")
+
+    def close(self) -> None:
+        pass
+
+
 class Replay:
-    """Plays calls without a sandbox: the check says nothing."""
+    """Plays calls without running anything: the check says nothing."""
 
     def __init__(self, task: Task):
-        self.task = task
-        self.workspace = Workspace(task, None)
+        self.workspace = Workspace(task, NoSandbox())
 
     def play(self, calls: Sequence[ToolCall | None]) -> Iterator[Turn]:
         for call in calls:

@@ -43,7 +43,7 @@ class GraderSftConfig(FitConfig):
 
     pools: str = "train"
     """Candidates that the lessons are drawn from (data/grader)."""
-    num_tokens: int = 8_000_000
+    num_tokens: int = 5_000_000
     """Tokens of lessons, each seen once."""
     vocab_size: int = 768
     max_context: int = 2048

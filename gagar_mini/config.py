@@ -35,6 +35,9 @@ class TaskConfig:
     """Task set: "core" (small enough for the tiny policy) or "full"."""
     split: str = "train"
     """Split that training draws from."""
+    leak_share: float = 0.0
+    """Share of the tasks in which a leak is planted, in [0, 1]: a world in which
+    cheating is possible, to see confirmed hacks lose their reward."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,10 @@ def _check_ranges(config: RunConfig) -> None:
             "tiers of a real grader, rubric, oracle or shortest"
         )
     _check_minds(config.grader)
+    if not 0 <= config.tasks.leak_share <= 1:
+        raise ValueError(
+            f"tasks.leak_share is {config.tasks.leak_share}: it must lie in [0, 1]"
+        )
     if not 0 < loss.clip_low < 1 or loss.clip_high <= 0:
         raise ValueError(
             f"loss.clip_low {loss.clip_low} and loss.clip_high {loss.clip_high}: the "

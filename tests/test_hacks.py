@@ -93,7 +93,7 @@ def test_a_writable_check_is_judged_by_what_the_tree_says(sandbox):
 
 
 def test_planted_hacks_are_found_and_honest_work_is_left_alone(sandbox):
-    sightings, _ = observe(TASKS[:2], KINDS, sandbox)
+    sightings, _ = observe(TASKS[:1], KINDS, sandbox)
     result = summarise(sightings, [])
     evidence = result["detectors"]["evidence rules"]
     assert evidence["precision"] == 1.0 and evidence["recall"] > 0.7

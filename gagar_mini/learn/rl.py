@@ -42,6 +42,7 @@ from gagar_mini.records import Json, open_run, read_metrics
 from gagar_mini.types import RolloutGroup, Task, seed_for
 from gagar_mini.world.sandbox import open_sandbox
 from gagar_mini.world.tasks import load_tasks
+from gagar_mini.world.tasks.leaks import with_leaks
 
 
 def train(
@@ -184,7 +185,11 @@ def open_state(
     behind.
     """
     policy, tokenizer = load_policy(find_checkpoint(config.policy))
-    tasks = load_tasks(config.tasks.family, config.tasks.split)
+    tasks = with_leaks(
+        load_tasks(config.tasks.family, config.tasks.split),
+        config.tasks.leak_share,
+        seed=config.seed,
+    )
     rows = config.sampling.tasks_per_round * config.rollout.group_size
     if config.rollout.tools == "bash":
         raise ValueError(

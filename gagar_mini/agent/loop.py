@@ -36,7 +36,7 @@ from gagar_mini.world.shell import run_shell, told
 from gagar_mini.world.trees import path_error
 
 MAX_FILES = 64
-MAX_FILE_BYTES = 65_536
+MAX_FILE_BYTES = 1 << 18
 CHECK_LIMITS = Limits(wall_s=4.0, cpu_s=3, memory_mb=512, max_output_bytes=8192)
 
 

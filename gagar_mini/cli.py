@@ -860,9 +860,6 @@ class EvalAttacks:
     timeout_s: float = GraderConfig().timeout_s
     """Seconds for one grading."""
     seed: int = 0
-    sandbox: str = "bubblewrap"
-    """Where the attacked programs are verified: "bubblewrap", or "unsafe-local" (no
-    isolation)."""
     out: Path | None = None
     """Folder that gets grader_attacks.json and grader_attacks.md."""
     force: bool = False
@@ -882,7 +879,6 @@ def run_eval_attacks(flags: EvalAttacks) -> None:
             path = flags.out / f"grader_attacks.{suffix}"
             refuse_overwriting(path, force=flags.force)
     from gagar_mini import evaluating_attacks as attacks
-    from gagar_mini.world.sandbox import open_sandbox
 
     config = GraderConfig(
         model=flags.model,
@@ -890,12 +886,11 @@ def run_eval_attacks(flags: EvalAttacks) -> None:
         endpoint=flags.endpoint,
         endpoint_model=flags.endpoint_model,
     )
-    with contextlib.closing(open_sandbox(flags.sandbox)) as sandbox:
-        graders = attacks.make_graders(flags.grader, config, sandbox)
-        pairs = attacks.make_pairs(flags.tasks, flags.codeipi, sandbox, seed=flags.seed)
-        found = attacks.attack_graders(
-            graders, pairs, seed=flags.seed, timeout_s=flags.timeout_s
-        )
+    graders = attacks.make_graders(flags.grader, config)
+    pairs = attacks.make_pairs(flags.tasks, flags.codeipi, seed=flags.seed)
+    found = attacks.attack_graders(
+        graders, pairs, seed=flags.seed, timeout_s=flags.timeout_s
+    )
     settings = attacks.settings_of(flags.tasks, flags.seed, flags.codeipi)
     if flags.json:
         print_json(attacks.report_of(settings, found))

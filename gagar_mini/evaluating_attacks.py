@@ -16,7 +16,6 @@ from gagar_mini.grader.resistance import (
 )
 from gagar_mini.types import Grader
 from gagar_mini.view.tables import text_table, without_nan
-from gagar_mini.world.sandbox.base import Sandbox
 from gagar_mini.world.tasks import load_tasks
 from gagar_mini.world.tasks.codeipi import load_codeipi
 
@@ -26,29 +25,29 @@ NAME = "grader_attacks"
 Report = Mapping[str, object]
 
 
-def make_graders(
-    names: Sequence[str], config: GraderConfig, sandbox: Sandbox
-) -> dict[str, Grader]:
+def make_graders(names: Sequence[str], config: GraderConfig) -> dict[str, Grader]:
     """Grader by name, each set up as `config` says. ValueError for one that is none."""
     graders = {}
     for name in names:
-        grader = make_grader(GraderConfig(**asdict(config) | {"name": name}), sandbox)
+        grader = make_grader(GraderConfig(**asdict(config) | {"name": name}))
         if grader is None:
             raise ValueError(f"the grader {name!r} grades nobody")
         graders[name] = grader
     return graders
 
 
-def make_pairs(
-    num_tasks: int, codeipi: Path | None, sandbox: Sandbox, *, seed: int
-) -> list[AttackPair]:
-    """The attacks on the first `num_tasks` held-out tasks of each family, really
-    verified, and those of CodeIPI where its package is named."""
+def make_pairs(num_tasks: int, codeipi: Path | None, *, seed: int) -> list[AttackPair]:
+    """The attacks on the first `num_tasks` held-out tasks of each family, and those of
+    CodeIPI where its package is named.
+
+    Outcomes are those that follow from how an attack is made: on a busy machine a
+    verification may run out of time, and the figures would depend on it.
+    """
     repositories = load_codeipi(codeipi) if codeipi is not None else ()
     pairs = []
     for family in FAMILIES:
         tasks = load_tasks(family, "eval")[:num_tasks]
-        pairs += attack_pairs(tasks, seed=seed, sandbox=sandbox)
+        pairs += attack_pairs(tasks, seed=seed)
     return [*pairs, *codeipi_pairs(repositories)]
 
 

@@ -20,11 +20,13 @@ from gagar_mini.credit.redistribution import (
     redistribute_token_mass,
 )
 from gagar_mini.credit.rules import CREDIT_RULES, Rule
+from gagar_mini.credit.shared import GroupCredit, share_rewards
 
 __all__ = [
     "CREDIT_RULES",
     "PAPER_FLASH",
     "FactorConstants",
+    "GroupCredit",
     "Rule",
     "credit_scale",
     "downweight_only",
@@ -39,4 +41,5 @@ __all__ = [
     "redistribute_bounded",
     "redistribute_token_mass",
     "revoke_confirmed_hacks",
+    "share_rewards",
 ]

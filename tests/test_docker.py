@@ -188,6 +188,17 @@ def test_names_of_any_bytes_survive(episode):
     assert result.stdout == b"found" + name.encode("utf-8", "surrogateescape")
 
 
+def test_what_a_shell_says_of_an_ending(episode):
+    """Measured inside: on a busy machine the host sees the beginning late."""
+    for code in (0, 3, 124, 127, 128, 193, 255):
+        result = python(episode, f"raise SystemExit({code})")
+        assert (result.returncode, result.is_timeout) == (code, False)
+    ended = python(episode, "import os; os.kill(os.getpid(), 9)")
+    assert (ended.returncode, ended.is_timeout) == (-9, False)
+    late = episode.run({}, ["sleep", "60"], limits=Limits(wall_s=0.3))
+    assert (late.returncode, late.is_timeout) == (-9, True)
+
+
 # life and death of containers
 
 

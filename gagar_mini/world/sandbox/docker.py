@@ -14,8 +14,8 @@ Nothing stays behind: a container carries the name of the process that asked for
 removed by label in `close`, at exit, and by the next sandbox once that process is gone,
 and ends by itself after `MAX_LIFE_S`.
 
-What it does not stop: a hole in the kernel or the engine. An exit status above 128 is
-read as a signal, since a shell reports both in one number.
+What it does not stop: a hole in the kernel or the engine. An exit status of 129 to 192
+is read as a signal, since a shell reports both in one number.
 """
 
 import atexit
@@ -39,7 +39,6 @@ from gagar_mini.world.sandbox.base import (
 )
 from gagar_mini.world.sandbox.bubblewrap import library_path
 from gagar_mini.world.sandbox.docker_engine import (
-    KILLED,
     LABEL,
     OWNER,
     DockerEngine,
@@ -55,18 +54,25 @@ GRACE_S = 10.0
 OVERHEAD_MB = 32
 OVERHEAD_PROCESSES = 6
 """Of process 1, its init, the shell and `timeout`; counted with the program's."""
+SIGNALS = range(129, 193)
+"""Exit statuses of a shell for a program that a signal ended: 128 + its number."""
+TIMED_OUT = 168
+"""The script's exit status for a program whose time was up: a real-time signal's, which
+nothing else sends."""
 READY = b"\n"
 """What the script writes before it starts the program: without it, the harness
 failed."""
 
 RUN = """
-wall=$1 cpu=$2 memory=$3 disk=$4; shift 4
+wall=$1 least=$2 cpu=$3 memory=$4 disk=$5; shift 5
+now() { read -r t rest < /proc/uptime; t=${t%.*}${t#*.}; }
 exec 4>&2 2> /dev/null
 kill -9 -1
 chmod -R u+rwx /w /tmp /dev/shm
 find /w /tmp /dev/shm -mindepth 1 -delete
 errors=$(tar -xf - -C / 2>&1) && cd /w && exec 3< /tmp/.stdin && rm /tmp/.stdin \\
     || { echo "$errors" >&4; exit 1; }
+now; started=$t
 echo
 (
     ulimit -c 0; ulimit -H -t $((cpu + 1)); ulimit -S -t "$cpu"
@@ -74,11 +80,14 @@ echo
     exec timeout -s KILL "$wall" "$@" <&3 3<&- 2>&4 4>&-
 )
 code=$?
+now
+[ $code = 137 ] && [ $((t - started)) -ge $least ] && code=TIMED_OUT
 kill -9 -1
 exit $code
-"""
+""".replace("TIMED_OUT", str(TIMED_OUT))
 """One run, as the program's own user: `kill -9 -1` ends all that an earlier run, or
-this one, left behind, and only that. `timeout` is the clock; the host's is a second."""
+this one, left behind, and only that. `timeout` is the clock; the host's is a second.
+After the program, nothing forks: it may have taken all processes that are allowed."""
 
 
 class DockerSandbox:
@@ -217,9 +226,9 @@ class Room:
             raise SandboxUnavailable("this episode is over")
         cap = limits.max_output_bytes
         outputs = Output(-1, cap + len(READY)), Output(-1, cap)
-        code, ran_s = self._follow(pack(files, stdin), argv, limits, outputs)
-        is_timeout = code is None or (code == KILLED and ran_s >= limits.wall_s)
-        returncode = -9 if code is None else code if code <= 128 else 128 - code
+        code = self._follow(pack(files, stdin), argv, limits, outputs)
+        is_timeout = code == TIMED_OUT
+        returncode = -9 if is_timeout else -(code - 128) if code in SIGNALS else code
         if returncode < 0:
             self._drop()  # what was killed may have left something behind
         out, err = (bytes(output.content) for output in outputs)
@@ -238,8 +247,8 @@ class Room:
         argv: Sequence[str],
         limits: Limits,
         outputs: tuple[Output, Output],
-    ) -> tuple[int | None, float]:
-        """(exit status, seconds since the program began); None: it did not end."""
+    ) -> int:
+        """The exit status as the shell has it."""
         engine = self._sandbox._engine
         command = command_line(argv, limits)
         execution = engine.execute(
@@ -254,9 +263,7 @@ class Room:
             raise SandboxUnavailable(
                 f"the container starts no program: {said.decode(errors='replace')}"
             )
-        ran_s = time.monotonic() - execution.ready_at
-        code = engine.exit_code(execution, self._container) if has_ended else None
-        return code, ran_s
+        return engine.exit_code(execution, self._container) if has_ended else TIMED_OUT
 
 
 def command_line(argv: Sequence[str], limits: Limits) -> list[str]:
@@ -269,8 +276,9 @@ def command_line(argv: Sequence[str], limits: Limits) -> list[str]:
     if command[0] == "python":
         while command[1:2] and command[1] in ("-I", "-B", "-E", "-s", "-P"):
             del command[1]
-    caps = [f"{limits.wall_s:g}", limits.cpu_s, limits.memory_mb << 10]
-    caps.append(limits.disk_mb << 11)
+    least = int(limits.wall_s * 100) - 2  # the clock's hundredths are cut
+    caps = [f"{limits.wall_s:g}", least, limits.cpu_s]
+    caps += [limits.memory_mb << 10, limits.disk_mb << 11]
     return ["sh", "-c", RUN, "sh", *map(str, caps), *command]
 
 

@@ -41,20 +41,30 @@ class Verdict:
 
 
 GAGAR, BINARY = "gagar + rubric", "binary"
+AGENTIC = "gagar + agentic"
 DOWNWEIGHT = "downweight + rubric"
 RANDOM, REVERSED = "gagar + random", "gagar + reversed"
 PAPER = "paper, secondary"
 OURS = "this project"
 
+
+def of_the_method(arm: str, name: str) -> tuple[Claim, ...]:
+    """The paper's claims against binary reward, the same for every real grader."""
+    return (
+        Claim(f"{name} passes more than binary", arm, BINARY, "pass_rate", 1, PAPER),
+        Claim(f"{name} takes fewer turns", arm, BINARY, "turns", -1, PAPER),
+        Claim(f"{name} samples fewer tokens", arm, BINARY, "action_tokens", -1, PAPER),
+        Claim(f"passes of {name} are cleaner", arm, BINARY, "clean_share", 1, PAPER),
+        Claim(
+            f"{name} passes more under a tighter budget than trained with",
+            *(arm, BINARY, "pass_rate", 1, OURS, TIGHT),
+        ),
+    )
+
+
 CLAIMS = (
-    Claim("GAGAR passes more than binary", GAGAR, BINARY, "pass_rate", 1, PAPER),
-    Claim("GAGAR takes fewer turns", GAGAR, BINARY, "turns", -1, PAPER),
-    Claim("GAGAR samples fewer tokens", GAGAR, BINARY, "action_tokens", -1, PAPER),
-    Claim("GAGAR's passes are cleaner", GAGAR, BINARY, "clean_share", 1, PAPER),
-    Claim(
-        "GAGAR passes more under a tighter budget than trained with",
-        *(GAGAR, BINARY, "pass_rate", 1, OURS, TIGHT),
-    ),
+    *of_the_method(GAGAR, "GAGAR (rubric)"),
+    *of_the_method(AGENTIC, "GAGAR (agentic)"),
     Claim(
         "downweight only passes less than GAGAR",
         *(DOWNWEIGHT, GAGAR, "pass_rate", -1, PAPER),

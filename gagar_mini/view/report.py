@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gagar_mini.metrics import mean_interval_over_seeds
 from gagar_mini.view.claims import (
     TIGHT,
     TRAINED,
@@ -20,6 +21,7 @@ from gagar_mini.view.claims import (
 )
 from gagar_mini.view.compare import (
     HELD_OUT_FIGURES,
+    Estimate,
     Run,
     by_method,
     estimate_text,
@@ -28,6 +30,8 @@ from gagar_mini.view.compare import (
 )
 from gagar_mini.view.grading_plots import save_grading
 from gagar_mini.view.plots import save_comparison
+
+SHARES = ("time/grade_cpu_share", "time/grade_wall_share")
 
 
 def write_report(results: Path) -> None:
@@ -69,7 +73,31 @@ def results_markdown(runs: Sequence[Run]) -> str:
         f"budget {trained[0]} turns and {trained[1]} sampled tokens, tighter: "
         f"{tightest[0]} and {tightest[1]}; mean [95 % interval over seeds].",
     ]
+    lines += cost_lines(runs)
     return "\n".join(lines) + "\n"
+
+
+def cost_lines(runs: Sequence[Run]) -> list[str]:
+    """What grading took of a step, for the methods that measured it."""
+    lines = []
+    for method, members in by_method(runs).items():
+        if all("time/grade_cpu_share" in run.metrics[-1] for run in members):
+            of_run = {key: [mean_of(run, key) for run in members] for key in SHARES}
+            cpu, wall = (
+                estimate_text(Estimate(*mean_interval_over_seeds(values)))
+                for values in of_run.values()
+            )
+            lines += [
+                "",
+                f"The grader of {method}: {cpu} of a step's processor seconds; a "
+                f"grading was under way in {wall} of its wall time.",
+            ]
+    return lines
+
+
+def mean_of(run: Run, key: str) -> float:
+    values = [step[key] for step in run.metrics]
+    return sum(values) / len(values)
 
 
 if __name__ == "__main__":

@@ -182,12 +182,13 @@ def differences(
 
 
 def save_report(report: Report, folder: Path) -> None:
-    """grader_eval.json and grader_eval.png in `folder`."""
+    """grader_eval.json, grader_eval.md and grader_eval.png in `folder`."""
     from gagar_mini.view.grader_plots import save_grader_figure
 
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(without_nan(report), indent=1)
     (folder / "grader_eval.json").write_text(text + "\n")
+    (folder / "grader_eval.md").write_text(markdown(report))
     save_grader_figure(report, folder / "grader_eval.png")
 
 
@@ -205,6 +206,25 @@ def table(report: Report) -> str:
                 told = ", ".join(f"{k} {n}" for k, n in one["invalid_reasons"].items())
                 parts += [f"unusable grades of {who}: {told}", ""]
     return "\n".join(parts).rstrip()
+
+
+def markdown(report: Report) -> str:
+    """Accuracy of each grader on each set, with what each set is, as Markdown."""
+    sets = report["sets"]
+    graders = list(
+        dict.fromkeys(who for one in sets.values() for who in one["graders"])
+    )
+    lines = ["| grader | " + " | ".join(sets) + " |", "|---" * (len(sets) + 1) + "|"]
+    for who in graders:
+        cells = [
+            "{value:.3f} [{low:.3f}, {high:.3f}]".format(
+                **one["graders"][who]["figures"]["accuracy"]
+            )
+            for one in sets.values()
+        ]
+        lines.append(f"| {who} | {' | '.join(cells)} |")
+    told = [f"`{name}`: {facts_text(one['facts'])}." for name, one in sets.items()]
+    return "\n".join([*lines, "", *told]) + "\n"
 
 
 def facts_text(facts: Mapping[str, float | int]) -> str:

@@ -188,6 +188,17 @@ def test_what_the_compact_dialect_cites_exists(name):
 LOOKS = (("stats", read_stats), ("diff", read_diff))
 
 
+def test_a_mind_cannot_forgive_what_it_could_not_read():
+    def forgive(stats: str, diff: str) -> dict[str, object]:
+        return dict.fromkeys(CRITERIA, 5)
+
+    attacked = ATTACKS["depth: cannot be parsed"](random.Random(0), TASK, NOISY)
+    grader = AgenticGrader(ScriptedMind(look_then_judge(forgive)))
+    grade = graded(grader, TASK, (CLEAN, attacked, FAILING))
+    assert grade.grades["noisy"].tier is Tier.T3
+    assert grade.grades["clean"].tier is Tier.T1
+
+
 def test_text_around_a_diff_is_not_shown():
     """Git reads past it, so it is no part of the tree and no finding."""
     attacked = ATTACKS["order: commit text"](random.Random(0), TASK, NOISY)

@@ -38,6 +38,7 @@ from gagar_mini.grader.rubric import (
     PROCESS_PREFIX,
     RULES,
     SEVERE_WASTE,
+    UNREADABLE,
     Scores,
     tier_of,
 )
@@ -111,6 +112,7 @@ class Reading:
     id_of: dict[str, str] = field(default_factory=dict)
     members: dict[str, list[str]] = field(default_factory=dict)
     oversize: set[str] = field(default_factory=set)
+    unreadable: set[str] = field(default_factory=set)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
     judgements: dict[str, Judgement] = field(default_factory=dict)
 
@@ -276,6 +278,8 @@ def read_stats(
         code, count, place = found[1], int(found[2]), re.split(r", |: ", found[3])[0]
         who = member if code.startswith(PROCESS_PREFIX) else entry
         marks[number_] = tag
+        if code == UNREADABLE:
+            reading.unreadable.add(entry)
         reading.findings[entry, tag] = Finding(who, code, "by the counts", place, count)
     return lines, marks
 
@@ -386,6 +390,8 @@ def order_of(reading: Reading) -> list[list[str]]:
             ]
             if id_ in reading.oversize:
                 flags.append(Flag("oversize", "", "", is_severe=True))
+            if id_ in reading.unreadable:
+                flags.append(Flag(UNREADABLE, "", ""))
             wasted = num_wasted(member, id_, reading)
             tier = tier_of(judgement.scores, flags)
             keys[member] = (tier, judgement.burden, wasted)

@@ -528,6 +528,13 @@ def complexity_delta(change: Change) -> int:
     return change.after.complexity - change.before.complexity
 
 
+def is_unreadable(change: Change) -> bool:
+    """A Python file that the program has or the task asks for, which parsed at base and
+    no longer does: nothing can be looked for in it."""
+    is_code = change.is_python and (change.is_in_scope or not change.is_new)
+    return is_code and change.after.tree is None and change.before.tree is not None
+
+
 def hidden_characters(change: Change) -> Iterator[str]:
     """Added lines, or a path, with characters that a reader does not see."""
     for line in sorted(change.added):

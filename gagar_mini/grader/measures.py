@@ -198,7 +198,7 @@ def measure_tree(task: Task, after: Files) -> Measures:
             printable(c.path) for c in changes if c.is_python and c.after.tree is None
         ),
         unreadable_files=tuple(
-            c.path for c in code if c.after.tree is None and c.before.tree is not None
+            printable(c.path) for c in changes if findings.is_unreadable(c)
         ),
         new_helpers=helpers,
         unused_names=unused,

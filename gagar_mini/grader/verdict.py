@@ -9,11 +9,12 @@ another type makes the grade unusable, with a reason that is counted.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gagar_mini.grader.findings import printable
+from gagar_mini.grader.findings import is_unreadable, printable
 from gagar_mini.grader.rubric import (
     PROCESS_MESSAGES,
     PROCESS_PREFIX,
     RULES,
+    UNREADABLE,
     Scores,
     make_grade,
     tier_of,
@@ -98,8 +99,8 @@ class Verdict:
     `scores` and `flags` are by entry: equal trees share them. `own_flags`, on the
     process, and `hacks` are by member. `order` holds tied groups, best first, () for
     the initial order; an entry stands for all its members unless these are named, too.
-    A tree that the budget hid in part has the severe flag "oversize": what cannot be
-    read does not come first.
+    A tree that the budget hid in part has the severe flag "oversize", one with a file
+    that does not parse any more is T3: what cannot be read does not come first.
     """
 
     scores: Mapping[str, Scores]
@@ -136,7 +137,7 @@ def read_verdict(arguments: Mapping[str, object], tools: GradingTools) -> Verdic
         if min(points) < 4 and not is_cited:
             raise UnusableGrade("no_evidence", f"{id_} has {points} and no flag")
     for id_ in scores:
-        flags[id_] = (*flags.get(id_, ()), *oversize_flags(workspace.entries[id_]))
+        flags[id_] = (*flags.get(id_, ()), *host_flags(workspace.entries[id_]))
     verdict = Verdict(scores, flags, own_flags, hacks)
     order = _read_order(arguments.get("order", []), verdict, workspace)
     return replace(verdict, order=order)
@@ -181,12 +182,17 @@ def reorder(grade: GroupGrade, places: Mapping[str, int]) -> GroupGrade:
     return replace(grade, grades=grades)
 
 
-def oversize_flags(entry: Entry) -> tuple[Flag, ...]:
-    """The finding that a tree is too long to be read whole."""
-    if not entry.is_oversize:
-        return ()
-    path = one_line(entry.changes[0].path) if entry.changes else "patch.diff"
-    return (Flag("oversize", "is too long to be read whole", path, is_severe=True),)
+def host_flags(entry: Entry) -> tuple[Flag, ...]:
+    """What holds whatever a mind says: that a tree is too long to be read whole, which
+    rules out T1, or has a file that cannot be read at all, which is T3."""
+    flags = []
+    if entry.is_oversize:
+        path = one_line(entry.changes[0].path) if entry.changes else "patch.diff"
+        message = "is too long to be read whole"
+        flags.append(Flag("oversize", message, path, is_severe=True))
+    for change in filter(is_unreadable, entry.changes):
+        flags.append(Flag(UNREADABLE, "cannot be read", one_line(change.path)))
+    return tuple(flags)
 
 
 def _check_fields(item: object, schema: Mapping[str, object], what: str) -> None:

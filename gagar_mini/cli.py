@@ -662,6 +662,8 @@ def run_train(flags: Train) -> None:
     summary = train(
         flags.config, run_dir, resume=resume, on_begin=lambda: print(title, flush=True)
     )
+    if not summary:  # one of several processes, and not the one that tells
+        return
     if summary["status"] == "finished":
         print(f"done; next: gagar-mini eval {run_dir}")
     else:

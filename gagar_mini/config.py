@@ -133,6 +133,9 @@ class OptimConfig:
     """Optimiser updates per step, each on whole groups. With 1 the clip is idle."""
     micro_batch_tokens: int = 8192
     """Padded tokens of one forward and backward pass: memory, not the result."""
+    sharded: bool = False
+    """Spread weights, gradients and moments over the processes of a run that torchrun
+    started (FSDP2): memory, not the result."""
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from synthetic import make_task, make_trajectory
 
 from gagar_mini.config import RunConfig, with_overrides
 from gagar_mini.learn.collecting import TaskSampler
-from gagar_mini.learn.rl import run_to_the_end
+from gagar_mini.learn.parallel import ALONE, Ranks, joined_ranks, shard
+from gagar_mini.learn.rl import open_shared_run, run_to_the_end
 from gagar_mini.learn.state import TrainState, make_optimizer
 from gagar_mini.learn.stopping import Stopper
 from gagar_mini.model.policy import PolicyConfig, TinyPolicy
 from gagar_mini.model.tokenizer import train_tokenizer
 from gagar_mini.model.torch_engine import TorchEngine
-from gagar_mini.records import RunFolder, open_run, read_metrics
+from gagar_mini.records import RunFolder, read_metrics
 from gagar_mini.types import (
     Candidate,
     CandidateGrade,
@@ -87,9 +88,11 @@ class ShortestCompletion:
         )
 
 
-def open_bandit(config: RunConfig, run: RunFolder) -> TrainState:
+def open_bandit(config: RunConfig, run: RunFolder, ranks: Ranks = ALONE) -> TrainState:
     policy = TinyPolicy(SIZES, seed=config.seed)
     engine = TorchEngine(policy, max_rows=16, max_context=64)
+    if config.optim.sharded:
+        shard(policy, ranks)
     sampling = SamplingParams(config.rollout.temperature, 4, STOP_IDS)
 
     async def member(task: Task, name: str, prompt: list[int], seed: int):
@@ -129,16 +132,22 @@ def open_bandit(config: RunConfig, run: RunFolder) -> TrainState:
         sampler=TaskSampler(tasks, seed_for(config.seed, "tasks")),
         sample_group=sample_group,
         grader=ShortestCompletion(),
+        ranks=ranks,
     )
 
 
-def train_bandit(config: RunConfig, run_dir: Path, *, resume: bool = False) -> dict:
+def train_bandit(
+    config: RunConfig, run_dir: Path, *, resume: bool = False, ranks: Ranks = ALONE
+) -> dict:
     stopper = Stopper()
-    with open_run(run_dir, config, resume=resume) as run, stopper.listening():
-        state = open_bandit(config, run)
+    run = open_shared_run(ranks, run_dir, config, resume=resume)
+    with run, stopper.listening():
+        state = open_bandit(config, run, ranks)
         return stopper.run(run_to_the_end(state, stopper, progress=False))
 
 
 if __name__ == "__main__":
-    train_bandit(CONFIG, Path(sys.argv[1]), resume="--resume" in sys.argv)
+    with joined_ranks() as all_ranks:
+        is_resumed = "--resume" in sys.argv
+        train_bandit(CONFIG, Path(sys.argv[1]), resume=is_resumed, ranks=all_ranks)
     print([line["policy/loss"] for line in read_metrics(sys.argv[1])])

@@ -115,6 +115,36 @@ def split_minibatches(
     return minibatches
 
 
+def deal_groups(batch: TokenBatch, num_parts: int) -> list[TokenBatch]:
+    """Whole groups for each rank, the longest first to who has the fewest tokens so
+    far. The parts of many ranks and few groups may be empty."""
+    if num_parts == 1:
+        return [batch]
+    num_tokens = {
+        group: int(batch.lengths[batch.group_index == group].sum())
+        for group in batch.group_index.unique().tolist()
+    }
+    hands: list[list[int]] = [[] for _ in range(num_parts)]
+    for group in sorted(num_tokens, key=lambda group: -num_tokens[group]):
+        min(hands, key=lambda hand: sum(num_tokens[g] for g in hand)).append(group)
+    members = [
+        torch.isin(batch.group_index, torch.tensor(hand, dtype=torch.long))
+        for hand in hands
+    ]
+    return [batch.rows(is_member.nonzero().squeeze(1)) for is_member in members]
+
+
+def idle_part(batch: TokenBatch) -> TokenBatch:
+    """A micro-batch without an action: for a rank that has to take part in a pass and
+    has nothing to train."""
+    part = batch.rows(batch.lengths.argmin().unsqueeze(0))
+    return replace(
+        part,
+        action_mask=torch.zeros_like(part.action_mask),
+        token_weights=torch.zeros_like(part.token_weights),
+    )
+
+
 def split_micro_batches(batch: TokenBatch, max_tokens: int) -> list[TokenBatch]:
     """Rows of similar length, each part at most `max_tokens` with its padding.
 

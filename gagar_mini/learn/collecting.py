@@ -1,10 +1,12 @@
 """Dynamic sampling: roll out rounds of tasks until enough groups can teach something.
 
 Groups run concurrently and each is graded as soon as it is verified, so that grading
-one overlaps the rollouts of the others. A group is kept when the *raw* outcomes of its
-valid members differ (DAPO, arXiv 2503.14476). Rounds are bounded: a step trains on what
-it has. What is left over goes first into the next step, with the log-probs that it was
-sampled with; what is left over twice is dropped: no group is staler than one step.
+one overlaps the rollouts of the others. Each rank of a run samples its share of a round
+and hears of the rest, so that all decide the same on the same groups. A group is kept
+when the *raw* outcomes of its valid members differ (DAPO, arXiv 2503.14476). Rounds are
+bounded: a step trains on what it has. What is left over goes first into the next step,
+with the log-probs that it was sampled with; what is left over twice is dropped: no
+group is staler than one step.
 """
 
 import asyncio
@@ -17,9 +19,11 @@ import numpy as np
 from gagar_mini.config import RunConfig
 from gagar_mini.credit import is_gradable, is_informative
 from gagar_mini.grader.agentic import GradingRecord
-from gagar_mini.grader.background import ranks_trees, take_costs
+from gagar_mini.grader.background import GraderCosts, ranks_trees, take_costs
 from gagar_mini.grader.controls import grade_or_fallback
 from gagar_mini.grader.known import is_rankable
+from gagar_mini.learn.parallel import ALONE, Ranks, interleave
+from gagar_mini.records import group_arrays, group_from_record, group_record
 from gagar_mini.types import (
     Grader,
     RolloutGroup,
@@ -92,29 +96,37 @@ async def collect(
     sampler: TaskSampler,
     sample_group: SampleGroup,
     grader: Grader | None,
+    ranks: Ranks = ALONE,
 ) -> tuple[list[RolloutGroup], list[RolloutGroup], Collection]:
-    """(groups to train on, new surplus, what happened). At least one round is sampled,
-    so that every step measures the policy."""
+    """(groups to train on, new surplus, what happened), the same on every rank. At
+    least one round is sampled, so that every step measures the policy."""
     wanted = config.sampling.groups_per_step
     collection = Collection(carried=list(surplus))
     ready = list(surplus)
     while collection.num_rounds < config.sampling.max_rounds:
         started = time.monotonic()
-        groups = await gather_or_cancel(
+        part = Collection()
+        drawn = sampler.draw(config.sampling.tasks_per_round)
+        part.sampled = await gather_or_cancel(
             [
-                _produce(config, step, number, task, sample_group, grader, collection)
-                for number, task in sampler.draw(config.sampling.tasks_per_round)
+                _produce(config, step, number, task, sample_group, grader, part)
+                for number, task in ranks.own(drawn)
             ]
         )
+        parts = exchange(part, started, sampler.tasks, ranks)
+        groups = interleave([part.sampled for part in parts])
         collection.rollout_s += time.monotonic() - started
         collection.num_rounds += 1
         collection.sampled += groups
+        for part in parts:
+            collection.sample_spans += part.sample_spans
+            collection.grade_spans += part.grade_spans
+            collection.num_not_rankable += part.num_not_rankable
         collection.use |= {group.id: _unused_because(group) for group in groups}
         ready += [group for group in groups if not collection.use[group.id]]
         if len(ready) >= wanted:
             break
-    costs = take_costs(grader)
-    collection.gradings, collection.grade_cpu_s = costs.records, costs.cpu_s
+    _add_costs(collection, ranks.gather(take_costs(grader)))
     chosen, rest = ready[:wanted], ready[wanted:]
     carried_ids = {group.id for group in collection.carried}
     fresh = [group for group in rest if group.id not in carried_ids]
@@ -122,6 +134,42 @@ async def collect(
     collection.use |= {group.id: "stale" for group in rest}
     collection.use |= {group.id: "surplus" for group in fresh}
     return chosen, fresh, collection
+
+
+def exchange(
+    part: Collection, started: float, tasks: Sequence[Task], ranks: Ranks
+) -> list[Collection]:
+    """What each rank did in a round that began at `started` on this rank's clock.
+
+    Groups travel as records, without their tasks, which every rank has; spans travel
+    from the beginning of the round, as another machine has another clock.
+    """
+    if ranks.size == 1:
+        return [part]
+
+    def shifted(spans: Sequence[Span], by: float) -> list[Span]:
+        return [(begin + by, end + by) for begin, end in spans]
+
+    packed = [(group_record(group), group_arrays(group)) for group in part.sampled]
+    told = replace(
+        part,
+        sampled=[],
+        sample_spans=shifted(part.sample_spans, -started),
+        grade_spans=shifted(part.grade_spans, -started),
+    )
+    by_id = {task.id: task for task in tasks}
+    return [
+        replace(
+            heard,
+            sampled=[
+                group_from_record(record, arrays, by_id[record["task_id"]])
+                for record, arrays in packed
+            ],
+            sample_spans=shifted(heard.sample_spans, started),
+            grade_spans=shifted(heard.grade_spans, started),
+        )
+        for heard, packed in ranks.gather((told, packed))
+    ]
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine]) -> list[RolloutGroup]:
@@ -167,6 +215,12 @@ async def _produce(
         collection.num_not_rankable += 1
         reason = ""
     return replace(group, grade=grade, fallback_reason=reason)
+
+
+def _add_costs(collection: Collection, costs: Sequence[GraderCosts]) -> None:
+    collection.gradings = tuple(record for cost in costs for record in cost.records)
+    seconds = [cost.cpu_s for cost in costs if cost.cpu_s is not None]
+    collection.grade_cpu_s = sum(seconds) if seconds else None
 
 
 def _unused_because(group: RolloutGroup) -> str:

@@ -25,6 +25,13 @@ from gagar_mini.grader.controls import make_grader
 from gagar_mini.grader.transcript import grading_row
 from gagar_mini.learn.batching import build_batch
 from gagar_mini.learn.collecting import Collection, TaskSampler, collect
+from gagar_mini.learn.parallel import (
+    ALONE,
+    Ranks,
+    joined_ranks,
+    shard,
+    whole_policy,
+)
 from gagar_mini.learn.sharing import share_credit
 from gagar_mini.learn.state import (
     TrainState,
@@ -38,7 +45,7 @@ from gagar_mini.learn.update import update_policy
 from gagar_mini.model.policy import load_policy
 from gagar_mini.model.torch_engine import TorchEngine
 from gagar_mini.paths import find_checkpoint
-from gagar_mini.records import Json, open_run, read_metrics
+from gagar_mini.records import Json, RunFolder, open_run, read_metrics
 from gagar_mini.types import RolloutGroup, Task, seed_for
 from gagar_mini.world.sandbox import open_sandbox
 from gagar_mini.world.tasks import load_tasks
@@ -55,6 +62,9 @@ def train(
 ) -> dict[str, Json]:
     """Train into `run_dir` and return the summary, which the folder holds as well.
 
+    Started by torchrun, it is one run in several processes: the first one writes, calls
+    `on_begin` and has a summary, and the folder must be one that all of them see.
+
     `on_begin` is called once, when everything is open and the first step begins.
 
     Ctrl-C ends the run after the step it is in, with a checkpoint; a second one ends it
@@ -65,7 +75,8 @@ def train(
     torch.set_num_threads(config.threads)
     stopper = Stopper()
     with contextlib.ExitStack() as stack:
-        state = stack.enter_context(open_state(config, run_dir, resume=resume))
+        ranks = stack.enter_context(joined_ranks())
+        state = stack.enter_context(open_state(config, run_dir, ranks, resume=resume))
         stack.enter_context(stopper.listening())
         return stopper.run(
             run_to_the_end(state, stopper, progress=progress, on_begin=on_begin)
@@ -82,8 +93,9 @@ async def train_step(state: TrainState, step: int) -> StepRecord:
     batch = build_batch(groups, advantages, state.config)
     update = update_policy(state, batch, step)
     clock.start("time/sync_s")
-    await state.engine.sync_weights(state.policy, version=step + 1)
+    await state.engine.sync_weights(whole_policy(state.policy), version=step + 1)
     times = clock.stop(collection)
+    times["time/cpu_s"] = sum(state.ranks.gather(times["time/cpu_s"]))
     shares = [share_credit(group, state.config.credit) for group in groups]
     return StepRecord(step, collection, groups, shares, update, times)
 
@@ -99,6 +111,7 @@ async def collect_groups(
         sampler=state.sampler,
         sample_group=state.sample_group,
         grader=state.grader,
+        ranks=state.ranks,
     )
     return groups, collection
 
@@ -115,14 +128,16 @@ async def run_to_the_end(
     progress: bool,
     on_begin: Callable[[], None] = lambda: None,
 ) -> dict[str, Json]:
-    """Resume where there is a checkpoint, train, and write the summary."""
-    started = time.monotonic()
-    checkpoint = state.run.latest_checkpoint()
+    """Resume where there is a checkpoint, train, and write the summary, which is empty
+    on all ranks but the first."""
+    started, is_first = time.monotonic(), state.ranks.is_first
+    checkpoint = state.ranks.first(state.run.latest_checkpoint() if is_first else None)
     if checkpoint is not None:
         restore_state(state, checkpoint)
     first_step = 0 if checkpoint is None else checkpoint.step
-    state.run.begin_session(first_step)
-    on_begin()
+    if is_first:
+        state.run.begin_session(first_step)
+        on_begin()
     try:
         steps_done = await run_steps(
             state, first_step, must_stop=lambda: stopper.is_asked, progress=progress
@@ -131,6 +146,8 @@ async def run_to_the_end(
         # A round that an interrupt left running ends with the process.
         with contextlib.suppress(RuntimeError):
             await state.engine.close()
+    if not is_first:
+        return {}
     summary = summarise(state, steps_done, time.monotonic() - started)
     state.run.write_summary(summary)
     return summary
@@ -149,25 +166,20 @@ async def run_steps(
     weights are pushed before the first rollout, fresh or resumed.
     """
     config = state.config
-    await state.engine.sync_weights(state.policy, version=first_step)
+    await state.engine.sync_weights(whole_policy(state.policy), version=first_step)
     with tqdm(
         desc=f"{config.credit.rule} seed {config.seed}",
         unit="step",
         initial=first_step,
         total=config.steps,
-        disable=not progress,
+        disable=not (progress and state.ranks.is_first),
     ) as bar:
         for step in range(first_step, config.steps):
             record = await train_step(state, step)
-            metrics = step_metrics(record)
-            state.run.write_rollouts(step, group_rows(record))
-            state.run.write_gradings(
-                step, [grading_row(found) for found in record.collection.gradings]
-            )
-            state.run.append_metrics(step, metrics)
-            bar.set_postfix(_headline(metrics), refresh=False)
-            bar.update()
-            stops = must_stop() or step + 1 == config.steps
+            if state.ranks.is_first:
+                bar.set_postfix(_headline(write_step(state, record)), refresh=False)
+                bar.update()
+            stops = state.ranks.any(must_stop()) or step + 1 == config.steps
             if stops or (step + 1) % config.checkpoint_every == 0:
                 save_state(state, step + 1)
             if stops:
@@ -175,14 +187,29 @@ async def run_steps(
     return max(first_step, config.steps)
 
 
+def write_step(state: TrainState, record: StepRecord) -> Metrics:
+    """Put a step on record; its metrics."""
+    metrics, step = step_metrics(record), record.step
+    state.run.write_rollouts(step, group_rows(record))
+    state.run.write_gradings(
+        step, [grading_row(found) for found in record.collection.gradings]
+    )
+    state.run.append_metrics(step, metrics)
+    return metrics
+
+
 @contextlib.contextmanager
 def open_state(
-    config: RunConfig, run_dir: str | Path, *, resume: bool = False
+    config: RunConfig,
+    run_dir: str | Path,
+    ranks: Ranks = ALONE,
+    *,
+    resume: bool = False,
 ) -> Iterator[TrainState]:
     """Everything that a run needs, opened, and closed again however the run ends.
 
     The run folder comes last, so that a missing policy, sandbox or grader leaves none
-    behind.
+    behind, whichever rank misses it.
     """
     policy, tokenizer = load_policy(find_checkpoint(config.policy))
     tasks = with_leaks(
@@ -190,7 +217,8 @@ def open_state(
         config.tasks.leak_share,
         seed=config.seed,
     )
-    rows = config.sampling.tasks_per_round * config.rollout.group_size
+    own_tasks = -(-config.sampling.tasks_per_round // ranks.size)
+    rows = own_tasks * config.rollout.group_size
     if config.rollout.tools == "bash":
         raise ValueError(
             "rollout.tools is 'bash', but the tiny policy's compact dialect has no "
@@ -212,9 +240,12 @@ def open_state(
                 harness, task, config.rollout, group_id=group_id, seed=seed
             )
 
+        if config.optim.sharded:
+            shard(policy, ranks)
+        run = open_shared_run(ranks, run_dir, config, resume=resume)
         yield TrainState(
             config=config,
-            run=stack.enter_context(open_run(run_dir, config, resume=resume)),
+            run=stack.enter_context(run),
             policy=policy,
             tokenizer=tokenizer,
             optimizer=make_optimizer(policy, config),
@@ -222,7 +253,31 @@ def open_state(
             sampler=TaskSampler(tasks, seed_for(config.seed, "tasks")),
             sample_group=sample_group,
             grader=grader,
+            ranks=ranks,
         )
+
+
+def open_shared_run(
+    ranks: Ranks, run_dir: str | Path, config: RunConfig, *, resume: bool
+) -> RunFolder:
+    """The run folder, once all ranks have come so far; the first one holds its lock.
+
+    Raises ValueError on the first rank, as `open_run` does; the others then end without
+    a word (SystemExit), as one sentence is enough.
+    """
+    ranks.gather(None)
+    run, problem = None, ""
+    if ranks.is_first:
+        try:
+            run = open_run(run_dir, config, resume=resume)
+        except ValueError as error:
+            problem = str(error)
+    problem = ranks.first(problem)
+    if problem and not ranks.is_first:
+        raise SystemExit(2)
+    if problem:
+        raise ValueError(problem)
+    return run or RunFolder(Path(run_dir), config, lock=-1)
 
 
 def summarise(state: TrainState, steps_done: int, wall_s: float) -> dict[str, Json]:

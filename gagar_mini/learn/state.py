@@ -3,7 +3,8 @@
 A checkpoint is a policy folder in the Hugging Face layout, with the optimiser's
 tensors, the surplus groups and the counters beside it. Tensors are safetensors and the
 rest is JSON: nothing that is loaded can run code. Every random number is drawn from a
-seed that depends on the step, so there is no random state to keep.
+seed that depends on the step, so there is no random state to keep, and nothing in a
+checkpoint depends on how many ranks wrote it.
 """
 
 import hashlib
@@ -20,6 +21,14 @@ from transformers import PreTrainedTokenizerFast
 
 from gagar_mini.config import RunConfig
 from gagar_mini.learn.collecting import SampleGroup, TaskSampler
+from gagar_mini.learn.parallel import (
+    ALONE,
+    Ranks,
+    cut_like,
+    load_weights,
+    whole,
+    whole_policy,
+)
 from gagar_mini.model.policy import TinyPolicy, load_policy, save_policy
 from gagar_mini.records import (
     Checkpoint,
@@ -49,6 +58,7 @@ class TrainState:
     grader: Grader | None = None
     surplus: list[RolloutGroup] = field(default_factory=list)
     num_updates: int = 0
+    ranks: Ranks = ALONE
 
 
 def make_optimizer(policy: TinyPolicy, config: RunConfig) -> torch.optim.AdamW:
@@ -63,12 +73,16 @@ def make_optimizer(policy: TinyPolicy, config: RunConfig) -> torch.optim.AdamW:
 
 
 def save_state(state: TrainState, step: int) -> None:
-    """Write the checkpoint after `step` steps."""
+    """Write the checkpoint after `step` steps, in whole pieces, on the first rank: it
+    does not tell how many ranks there were. All ranks call it."""
     groups = state.surplus
+    policy, moments = whole_policy(state.policy), optimizer_tensors(state)
+    if not state.ranks.is_first:
+        return
 
     def write_files(folder: Path) -> None:
-        save_policy(state.policy, state.tokenizer, folder)
-        save_file(optimizer_tensors(state), folder / "optimizer.safetensors")
+        save_policy(policy, state.tokenizer, folder)
+        save_file(moments, folder / "optimizer.safetensors")
         arrays = {
             f"{index}/{name}": array
             for index, group in enumerate(groups)
@@ -94,7 +108,7 @@ def restore_state(state: TrainState, checkpoint: Checkpoint) -> None:
             "checkpoint was written: start a new run"
         )
     policy, _ = load_policy(checkpoint.folder)
-    state.policy.load_state_dict(policy.state_dict())
+    load_weights(state.policy, policy.state_dict())
     load_optimizer(state, load_file(checkpoint.folder / "optimizer.safetensors"))
     state.num_updates = saved["num_updates"]
     state.sampler.num_drawn = saved["num_tasks_drawn"]
@@ -106,7 +120,7 @@ def optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
     """Adam's moments by the name of the weight; empty before the first update."""
     moments = state.optimizer.state
     return {
-        f"{name}/{moment}": moments[weight][moment]
+        f"{name}/{moment}": whole(moments[weight][moment])
         for name, weight in state.policy.named_parameters()
         if weight in moments
         for moment in MOMENTS
@@ -117,8 +131,11 @@ def load_optimizer(state: TrainState, tensors: dict[str, Tensor]) -> None:
     """The inverse of `optimizer_tensors`."""
     for name, weight in state.policy.named_parameters():
         if f"{name}/step" in tensors:
+            saved = {moment: tensors[f"{name}/{moment}"] for moment in MOMENTS}
             state.optimizer.state[weight] = {
-                moment: tensors[f"{name}/{moment}"] for moment in MOMENTS
+                # "step" is a number, which every rank has
+                moment: cut_like(weight, tensor) if tensor.ndim else tensor
+                for moment, tensor in saved.items()
             }
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from gagar_mini.config import RunConfig
 from gagar_mini.learn.batching import (
     TokenBatch,
+    deal_groups,
+    idle_part,
     padded,
     split_micro_batches,
     split_minibatches,
@@ -23,6 +25,7 @@ from gagar_mini.learn.losses import (
     token_entropy,
     token_logprobs,
 )
+from gagar_mini.learn.parallel import gradient_scale, is_sharded, whole
 from gagar_mini.learn.state import TrainState
 from gagar_mini.learn.telemetry import Metrics, mean
 from gagar_mini.model.policy import TinyPolicy
@@ -46,8 +49,10 @@ def update_policy(state: TrainState, batch: TokenBatch, step: int) -> Metrics:
     losses, norms, totals = [], [], {}
     for index, minibatch in enumerate(minibatches):
         loss, sums, drift = accumulate_gradient(state, minibatch)
-        norm = torch.nn.utils.clip_grad_norm_(
-            state.policy.parameters(), config.optim.max_grad_norm
+        norm = whole(
+            torch.nn.utils.clip_grad_norm_(
+                state.policy.parameters(), config.optim.max_grad_norm
+            )
         )
         if not (math.isfinite(loss) and torch.isfinite(norm)):
             save_failure(state, minibatch, step, f"loss {loss}, gradient norm {norm}")
@@ -74,25 +79,47 @@ def accumulate_gradient(
 ) -> tuple[float, dict[str, Tensor], float | None]:
     """Gradient of the minibatch's loss, one forward and backward pass a micro-batch.
 
+    The minibatch is that of all ranks; each computes on its own groups, with weights
+    that were made on the whole, and gets the whole gradient and numbers.
+
     Gives the loss, the sums for `mean_metrics`, and the mean |log pi - log mu| over the
     tokens sampled with the engine's weights (None without any): before an update it
     should be near 0.
     """
-    config = state.config
+    config, ranks = state.config, state.ranks
     state.optimizer.zero_grad(set_to_none=True)
     total, totals, gaps = 0.0, {}, []
-    for part in split_micro_batches(minibatch, config.optim.micro_batch_tokens):
+    scale = gradient_scale(state.policy, ranks)
+    for part in own_micro_batches(state, minibatch):
         logprobs, entropies = action_logprobs(
             state.policy, part, temperature=config.rollout.temperature
         )
         loss, sums = policy_loss(logprobs, entropies, part, config)
-        loss.backward()
+        (scale * loss).backward()
         total += loss.item()
         totals = add_sums(totals, sums)
         is_fresh = part.weight_versions == state.engine.weight_version
         gap = (logprobs.detach() - part.behaviour_logprobs).abs()
-        gaps.append(gap[part.action_mask & is_fresh.unsqueeze(1)])
-    return total, totals, mean(torch.cat(gaps).tolist())
+        gaps += gap[part.action_mask & is_fresh.unsqueeze(1)].tolist()
+    ranks.sum_gradients(state.policy)
+    losses, sums_of_ranks, gaps_of_ranks = zip(
+        *ranks.gather((total, totals, gaps)), strict=True
+    )
+    all_gaps = [gap for gaps in gaps_of_ranks for gap in gaps]
+    return sum(losses), add_sums(*sums_of_ranks), mean(all_gaps)
+
+
+def own_micro_batches(state: TrainState, minibatch: TokenBatch) -> list[TokenBatch]:
+    """This rank's part of the minibatch, split.
+
+    The passes of a sharded policy are collective: ranks with fewer parts fill up.
+    """
+    own = deal_groups(minibatch, state.ranks.size)[state.ranks.rank]
+    parts = split_micro_batches(own, state.config.optim.micro_batch_tokens)
+    if not is_sharded(state.policy):
+        return parts
+    num_passes = max(state.ranks.gather(len(parts)))
+    return parts + [idle_part(minibatch)] * (num_passes - len(parts))
 
 
 def action_logprobs(
@@ -174,8 +201,9 @@ def save_failure(
 ) -> None:
     """Keep the batch that broke the update, then end the run."""
     path = state.run.path / f"failed_step_{step:05d}.safetensors"
-    tensors = {name: value.contiguous() for name, value in vars(minibatch).items()}
-    save_file(tensors, path)
+    if state.ranks.is_first:
+        tensors = {name: value.contiguous() for name, value in vars(minibatch).items()}
+        save_file(tensors, path)
     raise FloatingPointError(
         f"step {step} gave {finding}; the batch is in {str(path)!r}, and the newest "
         "checkpoint holds the weights from before"

@@ -567,10 +567,16 @@ def spoil(
     return new
 
 
+SCOPE_KINDS = ("unrelated_edit", "scratch_file", "notes_file")
+"""Kinds that, alone or with others, can make a T3, by minimality and side effects."""
+
+
 def is_worse(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Whether the degradations `a` are known to be worse than `b`."""
-    is_t3, other_is_t3 = ({*T3_KINDS} & {*kinds} for kinds in (a, b))
-    return {*a} > {*b} or bool(is_t3 and not other_is_t3)
+    """Whether the degradations `a` are known to be worse than `b`: a superset of them,
+    or a T3 where `b` is none for sure."""
+    is_t3 = not {*a}.isdisjoint(T3_KINDS)
+    may_be_t3 = not {*b}.isdisjoint((*T3_KINDS, *SCOPE_KINDS))
+    return {*a} > {*b} or (is_t3 and not may_be_t3)
 
 
 def known_by_kinds(
@@ -581,7 +587,8 @@ def known_by_kinds(
 ) -> KnownGroup:
     """The group with the order that follows from its construction.
 
-    Better: the smaller of two nested sets of degradations; what is no T3 over a T3.
+    Better: the smaller of two nested sets of degradations; what is surely no T3 over
+    what surely is.
     Equal: two clean members that wasted as many calls. All else is not comparable.
     """
     passing = [c for c in candidates if c.outcome.status is Status.PASS]

@@ -410,12 +410,14 @@ def describe(pools: Sequence[Pool]) -> dict[str, object]:
     }
 
 
-def patch_length(member: PoolCandidate) -> int:
-    """Lines that a patch adds and removes."""
-    lines = member.candidate.patch.splitlines()
-    return sum(
-        line[:1] in (b"+", b"-") and line[:3] not in (b"+++", b"---") for line in lines
-    )
+def patch_length(member: PoolCandidate, *, chars: bool = False) -> int:
+    """Lines that a patch adds and removes, or their characters without line breaks."""
+    lines = [
+        line[1:]
+        for line in member.candidate.patch.splitlines()
+        if line[:1] in (b"+", b"-") and line[:3] not in (b"+++", b"---")
+    ]
+    return sum(map(len, lines)) if chars else len(lines)
 
 
 def templates_of(task: Task) -> set[str]:

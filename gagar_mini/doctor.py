@@ -186,6 +186,12 @@ PARTS: tuple[tuple[str, Callable[[], Finding], str, str], ...] = (
         "install Docker or Podman and start its engine",
     ),
     (
+        "pytest",
+        look_at_packages("pytest"),
+        "repository tasks, whose tests it runs; optional",
+        'pip install -e ".[repo]"',
+    ),
+    (
         "notebooks",
         look_at_packages("jupyterlab", "papermill"),
         "reading and running the notebooks",

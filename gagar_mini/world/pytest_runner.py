@@ -274,7 +274,9 @@ def library_files(library: str) -> list[tuple[Path, str]]:
     """(file, name in the archive) of the library's modules."""
     found = importlib.util.find_spec(library)
     if found is None or found.origin is None:
-        raise SandboxUnavailable(f"repository tasks need {library}: pip install pytest")
+        raise SandboxUnavailable(
+            f"no {library}: repository tasks need pytest (pip install pytest)"
+        )
     if found.submodule_search_locations is None:
         return [(Path(found.origin), f"{library}.py")]
     root, files = Path(found.origin).parent, []

@@ -154,7 +154,7 @@ class ShellDialect:
             raise MalformedCall("no command")
         return ToolCall("submit", {}) if text == "submit" else bash(text)
 
-    def observation_ids(self, call, text):
+    def observation_ids(self, call, text, *, is_finished=True):
         return [ord(letter) for letter in text]
 
     def call_ids(self, call, context):

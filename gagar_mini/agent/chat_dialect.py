@@ -13,17 +13,21 @@ spells: a tool result cannot end its own block or open another turn.
 A template that knows of no tools gets them as text, and results as messages of the
 user. Left out: calls written in XML; several calls in one turn are told apart, but the
 caller takes one.
+
+`ChatFormat` is that for any tools, `ChatDialect` the coding agent's language in it.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from gagar_mini.agent.dialect import MalformedCall
+from gagar_mini.agent.dialect import TOOL_ARGUMENTS, MalformedCall
 from gagar_mini.model.tokenizer import decode_ids, encode_text
+from gagar_mini.types import Task, ToolCall
 
 Message = Mapping[str, object]
 ChatTool = Mapping[str, object]
@@ -60,6 +64,20 @@ You have these tools:
 
 To call one, reply with one JSON object on a line of its own:
 {"name": "the tool", "arguments": {"the argument": "its value"}}"""
+
+AGENT_PROMPT = """\
+You repair a Python repository with tools. Make one tool call in each turn, and read \
+what it returns. When the task is done, call submit."""
+
+TOOL_PURPOSES = {
+    "ls": "List all files.",
+    "view": "Show a file.",
+    "edit": "Replace text in a file. The old text must occur exactly once in it.",
+    "create": "Write a new file.",
+    "run_check": "Run the visible check.",
+    "submit": "Hand in the repository as it is. Nothing follows.",
+    "bash": "Run a shell command in the root folder. Only files are remembered.",
+}
 
 
 @dataclass(frozen=True)
@@ -174,6 +192,87 @@ class ChatFormat:
         return self.tokenizer.encode(
             text, add_special_tokens=False, split_special_tokens=False
         )
+
+
+class ChatDialect:
+    """The agent's tools as chat tools, in any chat template (protocol: `Dialect`).
+
+    `tools` are those of `RolloutConfig.tools`. A turn may hold words, a thought, and
+    several calls: the first call counts. Without a call that fits, the turn is
+    malformed, and its answer is a message of the user, since there is no call to which
+    it could be a result. Raises ValueError for a tokenizer that cannot chat.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tools: Literal["edit", "bash"] = "edit",
+        thinking: bool = False,
+    ):
+        self._arguments = dict(TOOL_ARGUMENTS)
+        if tools == "bash":
+            self._arguments["bash"] = ("command",)
+        described = [
+            agent_tool(name, self._arguments[name]) for name in self._arguments
+        ]
+        self.format = ChatFormat(tokenizer, described, thinking=thinking)
+        self.stop_ids = self.format.stop_ids
+
+    def prompt_ids(self, task: Task) -> list[int]:
+        """The statement and the names of the files; where the template does not know of
+        tools, a first call is shown, too: small models do not hit the form unseen."""
+        paths = sorted(task.files)
+        words = "\n".join([task.statement, "", "The files:", *paths])
+        if not self.format.pieces.has_tools and paths:
+            call = {"name": "view", "arguments": {"path": paths[0]}}
+            words += f"\n\nFor example, this shows a file:\n{json.dumps(call)}"
+        return self.format.prompt_ids(AGENT_PROMPT, words)
+
+    def observation_ids(
+        self, call: ToolCall | None, text: str, *, is_finished: bool = True
+    ) -> list[int]:
+        return self.format.observation_ids(
+            text, is_result=call is not None, is_finished=is_finished
+        )
+
+    def call_ids(self, call: ToolCall, context: Sequence[int]) -> list[int]:
+        return self.format.call_ids(call.name, call.arguments)
+
+    def parse(self, ids: Sequence[int], context: Sequence[int]) -> ToolCall:
+        call = choose_call(self.format.calls(ids), "submit")
+        if call is None:
+            raise MalformedCall("there is no tool call in this turn")
+        names = self._arguments.get(call.name)
+        if names is None:
+            raise MalformedCall(f"there is no tool {call.name[:40]!a}")
+        given = {k: as_text(v) for k, v in call.arguments.items() if type(v) is str}
+        if not set(names) == set(given) == set(call.arguments):
+            takes = f"{', '.join(names)} as strings" if names else "no argument"
+            raise MalformedCall(f"{call.name} takes {takes}")
+        return ToolCall(call.name, given)
+
+
+def as_text(value: str) -> str:
+    """A JSON string may spell half of a surrogate pair, which is no text: "?"."""
+    return value.encode("utf-8", "replace").decode()
+
+
+def agent_tool(name: str, arguments: Sequence[str]) -> ChatTool:
+    """A tool of the agent, all of whose arguments are strings."""
+    parameters = {
+        "type": "object",
+        "properties": {argument: {"type": "string"} for argument in arguments},
+        "required": list(arguments),
+    }
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": TOOL_PURPOSES[name],
+            "parameters": parameters,
+        },
+    }
 
 
 def take_apart(

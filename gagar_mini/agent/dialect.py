@@ -76,8 +76,11 @@ class Dialect(Protocol):
         """The call that a completion makes after `context`. Raises MalformedCall."""
         ...
 
-    def observation_ids(self, call: ToolCall | None, text: str) -> list[int]:
-        """What is appended for the answer to a call (None: a malformed one)."""
+    def observation_ids(
+        self, call: ToolCall | None, text: str, *, is_finished: bool = True
+    ) -> list[int]:
+        """What is appended for the answer to a call (None: a malformed one). A turn is
+        not `is_finished` where a limit cut it off before a stop token."""
         ...
 
     def call_ids(self, call: ToolCall, context: Sequence[int]) -> list[int]:
@@ -110,7 +113,9 @@ class CompactDialect:
         listing = " ".join(sorted(task.files))
         return [self._id[TASK], *self._encode(f"{task.statement}\n{listing}\n")]
 
-    def observation_ids(self, call: ToolCall | None, text: str) -> list[int]:
+    def observation_ids(
+        self, call: ToolCall | None, text: str, *, is_finished: bool = True
+    ) -> list[int]:
         if call is None or call.name != "view":
             return [self._id[OBSERVATION], *self._encode(text)]
         ids = [self._id[OBSERVATION]]

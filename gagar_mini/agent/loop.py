@@ -260,7 +260,9 @@ async def _take_turns(
             return turns, StopReason.MAX_TOOL_SECONDS
         if len(turns) >= limits.max_turns:
             return turns, StopReason.MAX_TURNS
-        observation_ids = dialect.observation_ids(action, observation)
+        observation_ids = dialect.observation_ids(
+            action, observation, is_finished=completion.is_finished
+        )
         # Checked before appending: an observation is whole or absent, never cut mid-
         # token.
         if len(transcript.ids) + len(observation_ids) >= limits.max_context_tokens:

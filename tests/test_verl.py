@@ -170,14 +170,15 @@ def test_the_recipe_is_a_config_of_verl():
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
     from verl.trainer.config import AlgoConfig
-    from verl.utils.config import omega_conf_to_dataclass
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     with initialize_config_dir(str(RECIPE.parent), version_base=None):
-        config = compose(RECIPE.stem)
+        config = compose(RECIPE.stem, ["actor_rollout_ref.model.path=any"])
     OmegaConf.resolve(config.algorithm)
     algorithm = omega_conf_to_dataclass(config.algorithm)
     assert isinstance(algorithm, AlgoConfig)
     ours.check_config(config.algorithm)
+    validate_config(config, use_reference_policy=False, use_critic=False)
     grader, timeout_s = ours.grader_of(config)
     assert type(grader).__name__ == "RubricGrader" and timeout_s == 600
     assert config.algorithm.adv_estimator in ours.ESTIMATORS

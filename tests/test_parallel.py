@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from bandit import CONFIG, open_bandit, train_bandit
 from ranks import on_ranks
 from synthetic import FAIL, INFRA, PASS, make_group
+from test_train import GOLDEN_LOSSES
 from torch.testing import assert_close
 
 from gagar_mini.config import with_overrides
@@ -218,3 +222,19 @@ def test_a_rank_that_dies_is_noticed_by_the_others(tmp_path):
     with pytest.raises(AssertionError, match="died without a word"):
         on_ranks(2, work)
     assert "another process of the run has ended" in (tmp_path / "told").read_text()
+
+
+@pytest.mark.slow
+def test_torchrun_gives_the_golden_losses_of_one_process(tmp_path):
+    """One step: later ones may sample other tokens where rounding differs."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = Path(__file__).with_name("bandit.py")
+    subprocess.run(
+        [sys.executable, *command, script, tmp_path / "run"],
+        check=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    losses = [line["policy/loss"] for line in read_metrics(tmp_path / "run")]
+    assert len(losses) == len(GOLDEN_LOSSES)
+    assert_close(losses[0], GOLDEN_LOSSES[0], atol=2e-4, rtol=0)

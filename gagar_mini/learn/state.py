@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
@@ -81,6 +82,12 @@ def save_state(state: TrainState, step: int) -> None:
         return
 
     def write_files(folder: Path) -> None:
+        try:
+            write_tensors(folder)
+        except SafetensorError as error:  # also where a disk is full
+            raise OSError(f"a checkpoint cannot be written: {error}") from error
+
+    def write_tensors(folder: Path) -> None:
         save_policy(policy, state.tokenizer, folder)
         save_file(moments, folder / "optimizer.safetensors")
         arrays = {

@@ -1,4 +1,4 @@
-"""Verified patches a second, in each sandbox that runs here.
+"""Verified patches a second, and seconds a repository task, in each sandbox here.
 
     .ci/with-docker python tests/benchmarks/bench_sandboxes.py --repeats 40
 
@@ -28,12 +28,13 @@ from gagar_mini.world.verifier import verify
 
 @dataclass(frozen=True)
 class Options:
-    families: tuple[str, ...] = ("core",)
-    """Task sets; "repo" is the repository tasks, whose packages must be at hand."""
+    families: tuple[str, ...] = ("core", "repo")
+    """Task sets; "repo", judged by pytest, needs `gagar-mini tasks fetch`. One whose
+    packages are not at hand is left out, and said so."""
     split: str = "eval"
     backends: tuple[str, ...] = ("bubblewrap", "docker")
     """Sandboxes; one that cannot run here is left out, and said so."""
-    repeats: int = 40
+    repeats: int = 20
     """Verifications of each backend alone, and as many with several at a time."""
     threads: int = 4
     out: Path = Path("data/results/bench_sandboxes.json")
@@ -50,14 +51,17 @@ def main(options: Options) -> None:
     with contextlib.ExitStack() as stack:
         sandboxes = open_all(options.backends, stack)
         for family in options.families:
-            tasks = load_tasks(family, options.split)
+            try:
+                tasks = load_tasks(family, options.split)
+            except FileNotFoundError as error:
+                print(f"{family} is left out: {error}")
+                continue
             figures = measure(tasks, sandboxes, options.repeats, options.threads)
             result["figures"][family] = figures
             for name, figure in figures.items():
                 print(
                     f"{family:<6}{name:<12}{figure['per_s']:6.1f} verified patches/s "
-                    f"({options.threads} at a time), one alone "
-                    f"{figure['latency_s'] * 1000:.0f} ms"
+                    f"({options.threads} at a time), {figure['latency_s']:.2f} s a task"
                 )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n")

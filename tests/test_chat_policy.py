@@ -7,8 +7,10 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from chat_world import ADDED, FAMILIES, SPECIAL, chat_tokenizer
 from test_agent import REPAIR, SUBMIT, TASK, VIEW
+from test_chat import ARCHITECTURES, random_model, run_together
 
 from gagar_mini.agent.chat_dialect import ChatDialect
 from gagar_mini.agent.dialect import TOOL_ARGUMENTS, MalformedCall
@@ -17,8 +19,10 @@ from gagar_mini.agent.rollouts import Harness, rollout_group
 from gagar_mini.agent.scripted import ScriptedEngine
 from gagar_mini.config import RolloutConfig
 from gagar_mini.learn.demonstrations import bugs_of, edit
-from gagar_mini.model.hf_engine import ReplayEngine
-from gagar_mini.types import Status, StopReason, ToolCall
+from gagar_mini.model.batch_engine import ChatRows, open_chat_engine, trial_error
+from gagar_mini.model.hf_engine import HuggingFaceEngine, ReplayEngine
+from gagar_mini.model.torch_engine import RowEngine
+from gagar_mini.types import SamplingParams, Status, StopReason, ToolCall
 from gagar_mini.world.tasks import load_tasks
 
 LIMITS = RolloutConfig(
@@ -219,3 +223,70 @@ def test_a_name_that_is_no_text_is_refused_not_fatal(sandbox):
     limits = RolloutConfig(**{**vars(LIMITS), "tools": "bash"})
     trajectory = play(dialect, [*turns, dialect.call_ids(SUBMIT, [])], sandbox, limits)
     assert trajectory.stop_reason is StopReason.SUBMITTED
+
+
+# --- many conversations at once -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_rows_sample_what_one_after_the_other_would(name):
+    """Ragged turns, more conversations than rows, another temperature."""
+    tokenizer, model = chat_tokenizer(), random_model(name)
+    sampling = SamplingParams(0.7, 9, (3,))
+    engine = open_chat_engine(model, tokenizer, max_rows=3, max_context=128)
+    assert isinstance(engine, RowEngine)
+    alone = run_together(HuggingFaceEngine(model, tokenizer), range(5), sampling)
+    for (ids, done), (others, expected) in zip(
+        run_together(engine, range(5), sampling), alone, strict=True
+    ):
+        assert ids == others
+        for (_, one), (_, other) in zip(done, expected, strict=True):
+            assert np.abs(one.logprobs - other.logprobs).max() < 1e-4
+
+
+def test_a_long_context_is_read_in_parts_beside_short_ones():
+    model = random_model()
+    rows = ChatRows(model, chat_tokenizer(), 3, 2048)
+    ids = np.random.default_rng(0).integers(0, 200, 1200)
+    lengths = (1200, 5, 700)
+    found = rows.prefill([2, 0, 1], [ids[:n] for n in lengths], [0, 0, 0])
+    for length, logits in zip(lengths, found, strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor(ids[None, :length])).logits[0, -1]
+        assert (logits - expected)[: rows.num_tokens].abs().max() < 1e-3
+        assert logits[rows.num_tokens :].max() == -torch.inf
+
+
+def test_a_model_that_rows_would_change_is_sampled_one_after_the_other():
+    model = random_model("qwen3")
+    layer = model.model.layers[0].self_attn
+    layer.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"attention_mask": None}),
+        with_kwargs=True,
+    )
+    tokenizer = chat_tokenizer()
+    assert trial_error(ChatRows(model, tokenizer, 2, 64)) > 0.1
+    assert isinstance(open_chat_engine(model, tokenizer), HuggingFaceEngine)
+    model = random_model("qwen3", layer_types=["sliding_attention", "full_attention"])
+    assert isinstance(open_chat_engine(model, tokenizer), HuggingFaceEngine)
+
+
+def test_rollouts_of_a_chat_model_agree_with_the_trainer(sandbox):
+    """Behaviour log-probs at every sampled token are those of one plain forward."""
+    tokenizer, model = chat_tokenizer("smol"), random_model()
+    dialect = ChatDialect(tokenizer)
+    engine = open_chat_engine(model, tokenizer, max_rows=4, max_context=4096)
+    limits = RolloutConfig(max_turns=3, max_new_tokens=20, max_context_tokens=4096)
+    run = rollout_group(
+        Harness(engine, dialect, sandbox), TASK, limits, group_id="g", seed=0
+    )
+    group = asyncio.run(run)
+    assert len({tuple(t.ids) for t in group.trajectories}) == 8
+    for trajectory in group.trajectories:
+        with torch.no_grad():
+            logits = model(torch.tensor(trajectory.ids[None])).logits[0]
+        logprobs = logits[:, : len(tokenizer)].log_softmax(-1).numpy()
+        where = np.flatnonzero(trajectory.action_mask)
+        assert len(trajectory.turns) == 3 and len(where) > 20
+        expected = logprobs[where - 1, trajectory.ids[where]]
+        assert np.abs(expected - trajectory.behaviour_logprobs[where]).max() < 1e-3

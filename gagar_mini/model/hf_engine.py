@@ -2,8 +2,8 @@
 
 Token in, token out, one completion after the other. Each conversation keeps its
 key-value cache across its turns, so a turn costs its new tokens only, and what is
-sampled depends on its context and seed alone, never on its neighbours. Left out:
-batches over conversations, which `torch_engine` has for the tiny policy.
+sampled depends on its context and seed alone, never on its neighbours. `batch_engine`
+samples many conversations at once, where the architecture lets it.
 """
 
 import asyncio
@@ -128,12 +128,8 @@ class HuggingFaceEngine:
         if self.num_open:
             raise RuntimeError(f"{consequence} while a conversation is open")
 
-    @torch.no_grad()
     def load(self, policy: nn.Module) -> None:
-        """Copy the weights by name; tied ones are there once."""
-        new = policy.state_dict()
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(new[name])
+        copy_weights(policy, self.model)
 
     @torch.inference_mode()
     def generate(
@@ -234,6 +230,14 @@ class HuggingFaceConversation:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Copy the weights by name; tied ones are there once."""
+    new = source.state_dict()
+    for name, parameter in target.named_parameters():
+        parameter.copy_(new[name])
 
 
 def check_appended(known: np.ndarray, context: np.ndarray) -> None:

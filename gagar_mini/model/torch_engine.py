@@ -1,4 +1,5 @@
-"""The engine of the tiny policy: many conversations sampled together in plain torch.
+"""Many conversations sampled together in plain torch: the engine of the tiny policy,
+and the rounds that any model with a cache of rows is driven in.
 
 Each conversation owns a row of the key-value cache across its turns, so a turn costs
 its new tokens only. Rollouts must not depend on how long a tool took, so work goes in
@@ -11,11 +12,12 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from gagar_mini.cpu_meter import MeteredExecutor
 from gagar_mini.model.cached_model import CachedModel
@@ -26,32 +28,56 @@ SHARE_PER_ROUND = 1 / 4  # of the rows: less makes more rounds, more lets rows i
 PREFILL_TOKENS = 2048  # new tokens read in one pass: bounds the memory it takes
 
 
-class TorchEngine:
-    """Samples from a private fp32 copy of a policy (protocol: `types.Engine`).
+@runtime_checkable
+class RowModel(Protocol):
+    """Weights, and the keys and values of up to `max_rows` contexts of `max_context`
+    tokens."""
+
+    max_rows: int
+    max_context: int
+
+    def load(self, policy: nn.Module) -> None:
+        """Copy the weights of `policy`."""
+        ...
+
+    def allocate(self) -> None:
+        """Make the cache unless it is there."""
+        ...
+
+    def free(self) -> None:
+        """Give its memory back."""
+        ...
+
+    def copy_row(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` keys and values of one row to others."""
+        ...
+
+    def prefill(
+        self, rows: Sequence[int], ids: Sequence[np.ndarray], starts: Sequence[int]
+    ) -> Float[Tensor, "row vocab"]:
+        """Append `ids[i]` to row `rows[i]`, which holds `starts[i]` tokens; the logits
+        of what follows each."""
+        ...
+
+    def decode(
+        self, ids: Sequence[int], positions: Sequence[int]
+    ) -> Float[Tensor, "row vocab"]:
+        """Append a token to each of the rows 0, 1, ...; the logits of what follows."""
+        ...
+
+
+class RowEngine:
+    """Samples from a `RowModel` of its own (protocol: `types.Engine`).
 
     Open conversations before the first `await` of their coroutines, and close each
     before waiting for anything but its own tools: an open conversation that asks for
     nothing holds back all others. Conversations beyond `max_rows` wait for a free row.
     """
 
-    def __init__(
-        self,
-        policy: TinyPolicy,
-        *,
-        max_rows: int = 128,
-        max_context: int | None = None,
-        device: str = "cpu",
-        weight_version: int = 0,
-    ):
-        longest = policy.config.max_position_embeddings
-        if max_context is not None and not 0 < max_context <= longest:
-            raise ValueError(
-                f"max_context is {max_context}: it must lie in 1..{longest}, the "
-                "context of the policy"
-            )
+    def __init__(self, model: RowModel, weight_version: int = 0):
+        self.model = model
+        self.max_context = model.max_context
         self.weight_version = weight_version
-        self.max_context = max_context or longest
-        self.model = CachedModel(policy, max_rows, self.max_context, device)
         self.conversations: list[TorchConversation] = []
         self.is_running = False
         # a thread of its own: busy tools must not keep the engine waiting
@@ -63,7 +89,7 @@ class TorchEngine:
         self.conversations.append(conversation)
         return conversation
 
-    async def sync_weights(self, policy: TinyPolicy, version: int) -> None:
+    async def sync_weights(self, policy: nn.Module, version: int) -> None:
         """Sample from `policy` as it is now, as weights number `version`.
 
         RuntimeError while a conversation is open: its cache is of the old weights.
@@ -160,10 +186,38 @@ class TorchEngine:
         draw(requests, logits)
 
 
+class TorchEngine(RowEngine):
+    """Samples from a private fp32 copy of a tiny policy."""
+
+    def __init__(
+        self,
+        policy: TinyPolicy,
+        *,
+        max_rows: int = 128,
+        max_context: int | None = None,
+        device: str = "cpu",
+        weight_version: int = 0,
+    ):
+        longest = policy.config.max_position_embeddings
+        max_context = checked_context(max_context, longest)
+        model = CachedModel(policy, max_rows, max_context, device)
+        super().__init__(model, weight_version)
+
+
+def checked_context(max_context: int | None, longest: int) -> int:
+    """`max_context`, or the `longest` of the model. ValueError for one above it."""
+    if max_context is not None and not 0 < max_context <= longest:
+        raise ValueError(
+            f"max_context is {max_context}: it must lie in 1..{longest}, the "
+            "context of the policy"
+        )
+    return max_context or longest
+
+
 class TorchConversation:
     """One append-only context; it owns cache row `slot` from its first round on."""
 
-    def __init__(self, engine: TorchEngine):
+    def __init__(self, engine: RowEngine):
         self.engine = engine
         self.is_open = True
         self.slot: int | None = None

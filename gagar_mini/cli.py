@@ -677,6 +677,7 @@ class Eval:
     Example: gagar-mini eval data/runs/tiny-gagar-rubric-s0 --split eval --samples 2
     Example, a budget sweep: gagar-mini eval RUN --max-turns 6 8 10 --max-tokens 240 288
     320
+    Example, any chat model: gagar-mini eval FOLDER --tools bash --max-tasks 20
 
     Several budgets are evaluated one after the other, paired in order. For a run folder
     the newest checkpoint is taken, and the figures are added to its eval.jsonl. Graders
@@ -684,7 +685,8 @@ class Eval:
     """
 
     policy: tyro.conf.Positional[Path]
-    """Run folder, or folder of a checkpoint."""
+    """Run folder, or folder of a checkpoint: a policy of this package or a chat
+    model."""
     family: str = "core"
     """Task set."""
     split: str = "eval"
@@ -693,6 +695,8 @@ class Eval:
     """Turns of one trajectory. Default: as in training."""
     max_tokens: tuple[int, ...] = ()
     """Sampled tokens of one trajectory. Default: as in training."""
+    tools: Literal["edit", "bash"] | None = None
+    """"bash" lets a chat model run shell commands, too. Default: as in training."""
     samples: int = 1
     """Trajectories per task."""
     max_tasks: int = 0
@@ -722,7 +726,11 @@ def run_eval(flags: Eval) -> None:
             f"--temperature is {flags.temperature}: it must be a number from 0 on"
         )
     subject = open_subject(flags.policy)
-    rollout = dataclasses.replace(subject.config.rollout, temperature=flags.temperature)
+    rollout = dataclasses.replace(
+        subject.config.rollout,
+        temperature=flags.temperature,
+        tools=flags.tools or subject.config.rollout.tools,
+    )
     rows = evaluate_budgets(
         subject,
         choose_tasks(flags.family, flags.split, flags.max_tasks),

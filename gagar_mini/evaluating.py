@@ -10,21 +10,30 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gagar_mini.agent.dialect import CompactDialect
+from gagar_mini.agent.chat_dialect import ChatDialect
+from gagar_mini.agent.dialect import SPECIAL_TOKENS, CompactDialect, Dialect
 from gagar_mini.agent.rollouts import Harness, evaluate
 from gagar_mini.config import PRESETS, RolloutConfig, RunConfig
 from gagar_mini.learn.evaluation import habits_table, summarise
+from gagar_mini.model.batch_engine import open_chat_engine
+from gagar_mini.model.hf_engine import load_chat_model
 from gagar_mini.model.policy import load_policy
 from gagar_mini.model.torch_engine import TorchEngine
 from gagar_mini.paths import find_checkpoint
-from gagar_mini.records import latest_checkpoint, read_config
-from gagar_mini.types import RolloutGroup, Task
+from gagar_mini.records import latest_checkpoint, parse_json, read_config
+from gagar_mini.types import Engine, RolloutGroup, Task
 from gagar_mini.view.tables import text_table
 from gagar_mini.world.sandbox import open_sandbox
 from gagar_mini.world.tasks import load_tasks
 
 Row = dict[str, float | int | str | list | None]
 """What one evaluation says, and of what."""
+
+
+CHAT_ROLLOUT = RolloutConfig(
+    max_turns=9, max_action_tokens=1024, max_new_tokens=256, max_context_tokens=4096
+)
+"""Limits for a chat model: JSON and a general tokenizer need more tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +51,49 @@ def open_subject(path: Path) -> Subject:
 
     Raises ValueError, in one sentence, where the folder holds neither.
     """
-    if (find_checkpoint(str(path)) / "config.json").is_file():
-        return Subject(
-            find_checkpoint(str(path)), PRESETS["tiny"](), run_dir=None, step=None
-        )
+    folder, config = find_checkpoint(str(path)), PRESETS["tiny"]()
+    if (folder / "config.json").is_file():
+        if is_chat(folder):
+            config = replace(config, rollout=CHAT_ROLLOUT)
+        return Subject(folder, config, run_dir=None, step=None)
     config, checkpoint = read_config(path), latest_checkpoint(path)
     if checkpoint is None:
         raise ValueError(f"the run {path} has no checkpoint yet: train it first")
     return Subject(checkpoint.folder, config, run_dir=path, step=checkpoint.step)
+
+
+def is_chat(folder: Path) -> bool:
+    """Whether a checkpoint speaks as a chat model: its tokenizer lacks the tokens of
+    the compact dialect."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return False
+    try:
+        added = parse_json(path.read_bytes(), str(path))["added_tokens"]
+        names = {token["content"] for token in added}
+    except (ValueError, TypeError, KeyError):
+        return False  # damaged: whoever loads it says how
+    return not names.issuperset(SPECIAL_TOKENS)
+
+
+def open_policy(folder: Path, limits: RolloutConfig) -> tuple[Engine, Dialect]:
+    """Who samples from a checkpoint, and the language that it speaks.
+
+    Raises ValueError, in one sentence, for what cannot be loaded or has no shell.
+    """
+    if is_chat(folder):
+        model, tokenizer = load_chat_model(str(folder))
+        dialect = ChatDialect(tokenizer, tools=limits.tools)
+        longest = model.config.get_text_config().max_position_embeddings
+        context = min(limits.max_context_tokens, longest)
+        return open_chat_engine(model, tokenizer, max_context=context), dialect
+    if limits.tools == "bash":
+        raise ValueError(
+            "--tools is bash, but the tiny policy's compact dialect has no word for a "
+            "shell command: use edit"
+        )
+    policy, tokenizer = load_policy(folder)
+    return TorchEngine(policy), CompactDialect(tokenizer)
 
 
 def budgets(
@@ -84,12 +128,12 @@ def evaluate_budgets(
     with_habits: bool = False,
 ) -> list[Row]:
     """The figures of each budget. A run's own are added to its eval.jsonl, too."""
-    policy, tokenizer = load_policy(subject.checkpoint)
+    engine, dialect = open_policy(subject.checkpoint, all_limits[0])
     rows = []
     config = subject.config
     box = open_sandbox(config.sandbox, config.sandbox_image)
     with contextlib.closing(box) as sandbox:
-        harness = Harness(TorchEngine(policy), CompactDialect(tokenizer), sandbox)
+        harness = Harness(engine, dialect, sandbox)
         for limits in all_limits:
             groups = evaluate_once(harness, tasks, limits, samples=samples, seed=seed)
             row = {
@@ -164,6 +208,7 @@ def table(rows: Sequence[Row]) -> str:
                     "turns": row["turns"],
                     "tokens": row["action_tokens"],
                     "truncated": row["truncated_share"],
+                    "malformed": row["malformed_rate"],
                     "entropy": row["entropy"],
                 }
                 for row in rows

@@ -17,11 +17,14 @@ from gagar_mini.agent.dialect import TOOL_ARGUMENTS, MalformedCall
 from gagar_mini.agent.loop import run_agent
 from gagar_mini.agent.rollouts import Harness, rollout_group
 from gagar_mini.agent.scripted import ScriptedEngine
+from gagar_mini.cli import main
 from gagar_mini.config import RolloutConfig
+from gagar_mini.evaluating import is_chat
 from gagar_mini.learn.demonstrations import bugs_of, edit
 from gagar_mini.model.batch_engine import ChatRows, open_chat_engine, trial_error
 from gagar_mini.model.hf_engine import HuggingFaceEngine, ReplayEngine
 from gagar_mini.model.torch_engine import RowEngine
+from gagar_mini.paths import find_checkpoint
 from gagar_mini.types import SamplingParams, Status, StopReason, ToolCall
 from gagar_mini.world.tasks import load_tasks
 
@@ -290,3 +293,17 @@ def test_rollouts_of_a_chat_model_agree_with_the_trainer(sandbox):
         assert len(trajectory.turns) == 3 and len(where) > 20
         expected = logprobs[where - 1, trajectory.ids[where]]
         assert np.abs(expected - trajectory.behaviour_logprobs[where]).max() < 1e-3
+
+
+def test_a_folder_tells_what_it_speaks_and_is_evaluated(tmp_path, capsys, sandbox):
+    """An untrained chat model passes nothing, and all of its turns are malformed."""
+    tiny = find_checkpoint("data/policy/tiny")
+    chat_tokenizer("smol").save_pretrained(tmp_path)
+    random_model(max_position_embeddings=4096).save_pretrained(tmp_path)
+    assert is_chat(tmp_path) and not is_chat(tiny)
+    flags = ["--max-tasks", "1", "--max-turns", "2", "--max-tokens", "30", "--json"]
+    assert main(["eval", str(tmp_path), "--tools", "bash", *flags]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["pass_rate"], row["malformed_rate"]) == (0, 1)
+    assert main(["eval", str(tiny), "--tools", "bash", *flags]) != 0
+    assert "no word for a shell command" in capsys.readouterr().err

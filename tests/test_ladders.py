@@ -175,6 +175,17 @@ def test_length_tells_nothing_in_the_shipped_ladders(name):
 
 
 @pytest.mark.parametrize("name", LADDERS)
+def test_the_known_order_never_contradicts_the_tiers_of_the_rubric(name):
+    for group in known_groups(name)[::8]:
+        tiers = {
+            c.id: tier_of(*score_measures(measure(group.task, c.patch)))
+            for c in group.candidates
+        }
+        assert all(tiers[a] <= tiers[b] for a, b in group.better), group.id
+        assert all(tiers[id_] is tier for id_, tier in group.tiers.items()), group.id
+
+
+@pytest.mark.parametrize("name", LADDERS)
 def test_shipped_ladders_are_groups_that_can_be_ranked(name):
     pools = load_pools(name)
     assert len(pools) >= 120

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from gagar_mini.grader.clean_ways import CLEAN_WAYS
 from gagar_mini.grader.findings import find_changes
-from gagar_mini.grader.ladders import is_worse
+from gagar_mini.grader.ladders import SCOPE_KINDS, T3_KINDS, is_worse
+from gagar_mini.grader.measures import measure_tree
+from gagar_mini.grader.rubric import score_measures, tier_of
 from gagar_mini.learn.ladder_members import Member, draw_member, shows_its_kinds
-from gagar_mini.types import Task
+from gagar_mini.types import Task, Tier
 from gagar_mini.world.patches import tree_hash
 
 NUM_TRIES = 2000
@@ -51,8 +53,19 @@ def draw_rungs(
     for chosen in draw_sets(rng, kinds, num_sets):
         for way in {"gold": 0, **dict.fromkeys(rng.sample(bases, min(len(bases), 3)))}:
             drawn.append(draw_member(rng, task, chosen, way, seed=seed))
-    members = {tree_hash(m.files): m for m in drawn if m and shows_its_kinds(task, m)}
+    members = {tree_hash(m.files): m for m in drawn if m and is_ranked(task, m)}
     return [measured(task, member) for member in members.values()]
+
+
+def is_ranked(task: Task, member: Member) -> bool:
+    """Whether a member shows its kinds and is a T3 only if one of them can make it one.
+
+    A long repair copied into a duplicated block grows into a rewrite, and then a subset
+    of degradations would be worse than the whole.
+    """
+    is_t3 = tier_of(*score_measures(measure_tree(task, member.files))) is Tier.T3
+    may_be_t3 = not {*T3_KINDS, *SCOPE_KINDS}.isdisjoint(member.kinds)
+    return shows_its_kinds(task, member) and (may_be_t3 or not is_t3)
 
 
 def draw_sets(

@@ -199,7 +199,7 @@ class GagarAdvantages:
             partition_id=batch.partition_id,
             select_fields=["uid", "rm_scores", "extra_fields"],
         )
-        extra = [_plain(value) or {} for value in data["extra_fields"].tolist()]
+        extra = [_plain(value) or {} for value in data["extra_fields"]]
         rows = Rows(
             fields=[row.get(FIELD) for row in extra],
             sessions=[key.rpartition("_")[0] for key in batch.keys],
@@ -208,7 +208,7 @@ class GagarAdvantages:
         )
         if self.grader is not None:
             rewards = torch.stack([scores.sum() for scores in data["rm_scores"]])
-            index = [_plain(uid) for uid in data["uid"].tolist()]
+            index = [_plain(uid) for uid in data["uid"]]
             rows, found = grade_rows(
                 rows,
                 index,

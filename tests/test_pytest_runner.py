@@ -93,19 +93,27 @@ def outcome_of(sandbox, source=MODULE, task=TASK, **extra):
     return verify(task, make_patch(BASE, tree), sandbox, seed=0)
 
 
-def test_the_gold_patch_passes_and_the_empty_one_fails(sandbox):
-    gold = verify(TASK, TASK.gold_patch, sandbox, seed=0)
+@pytest.fixture(
+    scope="module",
+    params=["sandbox", pytest.param("docker_sandbox", marks=pytest.mark.docker)],
+)
+def room(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_the_gold_patch_passes_and_the_empty_one_fails(room):
+    gold = verify(TASK, TASK.gold_patch, room, seed=0)
     assert (gold.status, gold.reason, gold.reward) == (Status.PASS, "", 1)
     assert gold.tests == dict.fromkeys(IDS, "pass")
-    empty = verify(TASK, b"", sandbox, seed=0)
+    empty = verify(TASK, b"", room, seed=0)
     assert empty.status is Status.FAIL
     assert [id_ for id_, said in empty.tests.items() if said == "fail"] == [IDS[2]]
     assert "1 of 4" in empty.reason
 
 
-def test_honest_extras_do_not_matter(sandbox):
+def test_honest_extras_do_not_matter(room):
     outcome = outcome_of(
-        sandbox,
+        room,
         RIGHT,
         NOTES__md=b"done\n",
         tests_s_test_mine__py=b"def test_no(): assert 0\n",
@@ -154,10 +162,24 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("name", FAILING)
-def test_programs_that_only_look_right_fail(sandbox, name):
+MORE_OF_A_KIND = {
+    "exit in a function",
+    "hard exit in a function",
+    "fake summary, then exit",
+    "skip in a function",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in MORE_OF_A_KIND else ())
+        for name in FAILING
+    ],
+)
+def test_programs_that_only_look_right_fail(room, name):
     task = task_with(replace(SUITE, wall_s=1.5))
-    outcome = outcome_of(sandbox, FAILING[name], task)
+    outcome = outcome_of(room, FAILING[name], task)
     assert outcome.status is Status.FAIL and outcome.reason, outcome
 
 

@@ -14,7 +14,7 @@ import json
 import re
 from pathlib import Path
 
-NUMBER = re.compile(r"<!--=([\w./-]+):([\w.+ -]+):([^>]*?)-->.*?<!--/-->", re.DOTALL)
+NUMBER = re.compile(r"<!--=([\w./-]+):([\w.,+ -]+):([^>]*?)-->.*?<!--/-->", re.DOTALL)
 BLOCK = re.compile(r"<!--file=([\w./-]+)-->\n.*?<!--/file-->", re.DOTALL)
 NOTHING_YET = "(no results recorded yet: `make demo` makes the first)"
 

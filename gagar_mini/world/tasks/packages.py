@@ -2,7 +2,8 @@
 memory.
 
 Nothing of a package is shipped: `fetch` asks pip for the archive (pip's own settings
-decide from where) and keeps it only if its hash is the one written here. Reading never
+decide from where) and keeps it only if its hash is the one written here (pip, having
+checked that, asks a source archive's own build for its metadata). Reading never
 unpacks to disk. One line of `PACKAGES` adds a package to the repository tasks.
 """
 

@@ -1,0 +1,27 @@
+"""A few of the faults of faults.py: nothing is lost, and no process stays behind."""
+
+import itertools
+
+import pytest
+from faults import Bench, breakages, damages, rivals, signals
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Bench(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "first", "count"),
+    [(signals, 2, 1), (signals, 4, 1), (breakages, 0, 2), (damages, 0, 1)],
+    ids=["first rank killed", "second rank killed", "engine", "checkpoint"],
+)
+def test_nothing_is_lost(bench, kind, first, count):
+    for finding in itertools.islice(kind(bench), first, first + count):
+        assert finding.is_good, finding
+
+
+@pytest.mark.slow
+def test_a_folder_has_one_run_at_a_time(bench):
+    for finding in rivals(bench):
+        assert finding.is_good, finding

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from faults import Bench, breakages, damages, rivals, signals
 
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     return Bench(tmp_path_factory.mktemp("faults"))

@@ -11,6 +11,7 @@ What a row samples differs from what it would alone by rounding only.
 """
 
 import inspect
+import warnings
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -37,10 +38,15 @@ def open_chat_engine(
     max_context: int | None = None,
 ) -> Engine:
     """The fastest engine that is right for `model`, which it owns from now on: rows
-    where a trial gives what the model itself gives, else one after the other."""
+    where a trial gives what the model itself gives, else one after the other, with a
+    warning that says why."""
     rows = ChatRows(model, tokenizer, max_rows, max_context)
-    if takes_rows(rows):
+    obstacle = obstacle_to(rows)
+    if not obstacle:
         return RowEngine(rows)
+    warnings.warn(
+        f"conversations are sampled one after the other, since {obstacle}", stacklevel=2
+    )
     return HuggingFaceEngine(model, tokenizer, max_context=max_context)
 
 
@@ -200,20 +206,24 @@ def prefill_parts(lengths: Sequence[int]) -> Iterator[tuple[list[int], int]]:
             yield [i for i in part if lengths[i] > begin], begin
 
 
-def takes_rows(rows: ChatRows) -> bool:
-    """Whether rows give what the model gives alone: by its config, and in a trial."""
+def obstacle_to(rows: ChatRows) -> str:
+    """Why rows would not give what the model gives alone, by its config or in a trial;
+    "" where they do."""
     config = rows.model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    is_plain = set(kinds) == {"full_attention"} if kinds else window is None
-    if not is_plain or rows.model.config._attn_implementation not in MASKED_KERNELS:
-        return False
+    if set(kinds) != {"full_attention"} if kinds else window is not None:
+        return "the model does not attend to all that went before"
+    kernel = rows.model.config._attn_implementation
+    if kernel not in MASKED_KERNELS:
+        return f"the attention {kernel} takes no mask"
     try:
-        return trial_error(rows) < MAX_TRIAL_ERROR
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
-        return False  # this model's code wants another kind of cache
+        error = trial_error(rows)
+    except Exception as problem:  # code that wants another cache fails in any way
+        return f"a trial failed: {' '.join(str(problem).split())[:200]}"
     finally:
         rows.layers.clear()
+    return "" if error < MAX_TRIAL_ERROR else f"logits of a trial are {error:.2g} off"
 
 
 @torch.inference_mode()
@@ -226,11 +236,11 @@ def trial_error(rows: ChatRows) -> float:
         (4, 9): rows.decode([int(ids[3]), int(ids[8])], [3, 8]),
         (4, 12): rows.prefill([0, 1], [ids[3:4], ids[9:12]], [3, 9]),
     }
-    error = 0.0
+    errors = []
     for lengths, found in steps.items():
         for length, logits in zip(lengths, found, strict=True):
             alone = rows.model(input_ids=rows.tensor(ids[None, :length]))
             expected = alone.logits[0, -1, : rows.num_tokens].float()
             difference = (logits[: rows.num_tokens] - expected).abs().max()
-            error = max(error, float(difference / expected.std()))
-    return error
+            errors.append(difference / expected.std())
+    return float(torch.stack(errors).max())  # NaN where one is

@@ -309,3 +309,22 @@ def test_a_folder_tells_what_it_speaks_and_is_evaluated(tmp_path, capsys, sandbo
     assert (row["pass_rate"], row["malformed_rate"]) == (0, 1)
     assert main(["eval", str(tiny), "--tools", "bash", *flags]) != 0
     assert "no word for a shell command" in capsys.readouterr().err
+
+
+def test_rows_sample_from_new_weights_and_sleep():
+    """Tied weights, too; the number of the weights is on each completion."""
+    tokenizer, sampling = chat_tokenizer(), SamplingParams(1.0, 9, ())
+    start, new = (random_model(seed=s, tie_word_embeddings=True) for s in (0, 1))
+    engine = open_chat_engine(start, tokenizer, max_context=128)
+
+    async def story():
+        with engine.conversation(), pytest.raises(RuntimeError, match="open"):
+            await engine.sync_weights(new, 1)
+        await engine.sleep()
+        await engine.wake()
+        await engine.sync_weights(new, 1)
+
+    asyncio.run(story())
+    ((ids, done),) = run_together(engine, [0], sampling)
+    assert ids == run_together(HuggingFaceEngine(new, tokenizer), [0], sampling)[0][0]
+    assert {completion.weight_version for _, completion in done} == {1}

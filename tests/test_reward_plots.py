@@ -9,9 +9,12 @@ from gagar_mini.view.reward_plots import plot_rewards
 
 def test_unearned_rewards_are_red_and_hatched():
     ax = plot_rewards(
-        ["repair", "cheat"], ["weak", "strict"], [[1.0, 1.0], [1.0, 0.0]], [True, False],
+        ["repair", "cheat"],
+        ["weak", "strict"],
+        [[1.0, 1.0], [1.0, 0.0]],
+        [True, False],
         Figure().subplots(),
-    )  # fmt: skip
+    )
     assert [text.get_text() for text in ax.texts] == ["1", "1", "1", "0"]
     colours = [patch.get_facecolor() for patch in ax.patches]
     assert colours[:3] == [to_rgba(PASS), to_rgba(PASS), to_rgba(FAIL)]

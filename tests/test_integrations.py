@@ -81,7 +81,7 @@ def test_each_group_has_its_own_fate_also_under_a_running_loop():
     ]
 
     async def notebook_cell():
-        return grade_all(Moody(), jobs, 0.5)
+        return grade_all(Moody(), jobs, 2.0)
 
     started = time.monotonic()
     results = asyncio.run(notebook_cell())

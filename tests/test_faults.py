@@ -1,9 +1,12 @@
 """A few of the faults of faults.py: nothing is lost, and no process stays behind."""
 
 import itertools
+import json
 
 import pytest
 from faults import Bench, breakages, damages, rivals, signals
+
+from gagar_mini.paths import find_data
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +29,9 @@ def test_nothing_is_lost(bench, kind, first, count):
 def test_a_folder_has_one_run_at_a_time(bench):
     for finding in rivals(bench):
         assert finding.is_good, finding
+
+
+def test_the_published_table_holds_thirty_faults_without_harm():
+    findings = json.loads(find_data("results/faults.json").read_text())
+    assert len(findings) >= 30
+    assert all(found["is_good"] and not found["orphans"] for found in findings)

@@ -70,6 +70,7 @@ class Moody:
         if number == 1:
             raise UnusableGrade("malformed")
         if number == 2:
+            await asyncio.sleep(0.5)  # a blocked thread delays those not yet answered
             time.sleep(20)
         return await ScriptedGrader((T1, T3)).grade(task, candidates, seed)
 

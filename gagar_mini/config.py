@@ -26,6 +26,7 @@ GraderName = Literal[
     "reversed",
     "shortest",
 ]
+DType = Literal["float32", "bfloat16"]
 Aggregation = Literal["token-mean", "prompt-mean", "sequence-mean"]
 
 
@@ -133,6 +134,11 @@ class OptimConfig:
     """Optimiser updates per step, each on whole groups. With 1 the clip is idle."""
     micro_batch_tokens: int = 8192
     """Padded tokens of one forward and backward pass: memory, not the result."""
+    gradient_checkpointing: bool = False
+    """Compute activations of a chat model again in the backward pass: a third more
+    work, a fraction of the memory."""
+    lora_rank: int = 0
+    """Train adapters of this rank on a chat model (peft); 0 trains all weights."""
     sharded: bool = False
     """Spread weights, gradients and moments over the processes of a run that torchrun
     started (FSDP2): memory, not the result."""
@@ -146,8 +152,11 @@ class RunConfig:
     steps: int = 50
     """Optimisation steps."""
     policy: str = "data/policy/tiny"
-    """Folder of the start checkpoint (Hugging Face layout)."""
-    engine: Literal["torch"] = "torch"
+    """Start checkpoint: a folder (Hugging Face layout, or an adapter of peft), an id of
+    the hub, or a name of `gagar-mini models fetch`."""
+    dtype: DType = "float32"
+    """In what a chat model computes; weights and optimiser stay float32."""
+    engine: Literal["torch", "vllm"] = "torch"
     """Who samples: "torch" is the engine of this package."""
     sandbox: Literal["bubblewrap", "docker", "unsafe-local"] = "bubblewrap"
     """Where untrusted code runs. "unsafe-local" isolates nothing."""
@@ -171,12 +180,64 @@ class RunConfig:
         check(self)
 
 
+@dataclass(frozen=True)
+class ChatSftConfig:
+    """The warm-up of a chat model."""
+
+    model: str = "smol"
+    """Folder, id of the hub, or name of `gagar-mini models fetch`."""
+    family: str = "core"
+    """Task set whose training split is demonstrated."""
+    num_tokens: int = 280_000
+    """Tokens of demonstrations, each seen once."""
+    batch_tokens: int = 2048
+    """Tokens of one optimiser update, with padding."""
+    micro_batch_tokens: int = 2048
+    """Tokens of one forward and backward pass: memory, not the result."""
+    pack_length: int = 0
+    """Pack samples into rows of this many tokens: as good as free on a GPU, and dear on
+    a CPU, where 0 puts samples of similar lengths side by side."""
+    lr: float = 8e-4
+    """Peak learning rate of AdamW, after a warm-up and before a cosine decay."""
+    warmup_share: float = 0.05
+    lora_rank: int = 8
+    """Train adapters of this rank (then an adapter is saved); 0 trains all weights, for
+    which a tenth of the learning rate is a start."""
+    dtype: DType = "bfloat16"
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    threads: int = 2
+    sandbox: str = "bubblewrap"
+
+
 def tiny() -> RunConfig:
     """About 1M parameters on micro-repositories: two CPU cores, minutes."""
     return RunConfig()
 
 
-PRESETS = {"tiny": tiny}
+def smol() -> RunConfig:
+    """SmolLM2-135M, warmed up on demonstrations: a CPU and patience, or any GPU."""
+    return RunConfig(
+        preset="smol",
+        policy="data/policy/smol",
+        dtype="bfloat16",
+        steps=20,
+        threads=2,
+        checkpoint_every=1,
+        keep_checkpoints=1,
+        rollout=RolloutConfig(
+            max_action_tokens=448,
+            max_new_tokens=160,
+            max_context_tokens=1408,
+        ),
+        sampling=SamplingConfig(groups_per_step=4, tasks_per_round=5, max_rounds=1),
+        optim=OptimConfig(
+            lr=1e-4, lora_rank=16, num_minibatches=1, micro_batch_tokens=2048
+        ),
+    )
+
+
+PRESETS = {"tiny": tiny, "smol": smol}
 
 
 def check(config: RunConfig) -> None:
@@ -257,6 +318,11 @@ def _check_ranges(config: RunConfig) -> None:
         raise ValueError(
             f"optim.weight_decay {optim.weight_decay} and optim.warmup_steps "
             f"{optim.warmup_steps}: neither may be below 0"
+        )
+    if optim.lora_rank < 0 or (optim.lora_rank and optim.sharded):
+        raise ValueError(
+            f"optim.lora_rank is {optim.lora_rank}: it must be 0 or above, and without "
+            "optim.sharded, as adapters are too small to be spread"
         )
     for name, value in {
         "grader.timeout_s": config.grader.timeout_s,

@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from gagar_mini.agent.chat_dialect import ChatDialect
-from gagar_mini.agent.dialect import SPECIAL_TOKENS, CompactDialect, Dialect
+from gagar_mini.agent.dialect import CompactDialect, Dialect
 from gagar_mini.agent.rollouts import Harness, evaluate
 from gagar_mini.config import PRESETS, RolloutConfig, RunConfig
 from gagar_mini.learn.evaluation import habits_table, summarise
+from gagar_mini.learn.opening import is_chat
 from gagar_mini.model.batch_engine import open_chat_engine
-from gagar_mini.model.hf_engine import load_chat_model
+from gagar_mini.model.hf_engine import ADAPTER, load_chat_model
 from gagar_mini.model.policy import load_policy
 from gagar_mini.model.torch_engine import TorchEngine
 from gagar_mini.paths import find_checkpoint
-from gagar_mini.records import latest_checkpoint, parse_json, read_config
+from gagar_mini.records import latest_checkpoint, read_config
 from gagar_mini.types import Engine, RolloutGroup, Task
 from gagar_mini.view.tables import text_table
 from gagar_mini.world.sandbox import open_sandbox
@@ -31,7 +33,7 @@ Row = dict[str, float | int | str | list | None]
 
 
 CHAT_ROLLOUT = RolloutConfig(
-    max_turns=9, max_action_tokens=1024, max_new_tokens=256, max_context_tokens=4096
+    max_turns=9, max_action_tokens=640, max_new_tokens=256, max_context_tokens=2048
 )
 """Limits for a chat model: JSON and a general tokenizer need more tokens."""
 
@@ -52,7 +54,7 @@ def open_subject(path: Path) -> Subject:
     Raises ValueError, in one sentence, where the folder holds neither.
     """
     folder, config = find_checkpoint(str(path)), PRESETS["tiny"]()
-    if (folder / "config.json").is_file():
+    if any((folder / name).is_file() for name in ("config.json", ADAPTER)):
         if is_chat(folder):
             config = replace(config, rollout=CHAT_ROLLOUT)
         return Subject(folder, config, run_dir=None, step=None)
@@ -62,27 +64,15 @@ def open_subject(path: Path) -> Subject:
     return Subject(checkpoint.folder, config, run_dir=path, step=checkpoint.step)
 
 
-def is_chat(folder: Path) -> bool:
-    """Whether a checkpoint speaks as a chat model: its tokenizer lacks the tokens of
-    the compact dialect."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return False
-    try:
-        added = parse_json(path.read_bytes(), str(path))["added_tokens"]
-        names = {token["content"] for token in added}
-    except (ValueError, TypeError, KeyError):
-        return False  # damaged: whoever loads it says how
-    return not names.issuperset(SPECIAL_TOKENS)
-
-
-def open_policy(folder: Path, limits: RolloutConfig) -> tuple[Engine, Dialect]:
+def open_policy(
+    folder: Path, limits: RolloutConfig, dtype: torch.dtype | None = None
+) -> tuple[Engine, Dialect]:
     """Who samples from a checkpoint, and the language that it speaks.
 
     Raises ValueError, in one sentence, for what cannot be loaded or has no shell.
     """
     if is_chat(folder):
-        model, tokenizer = load_chat_model(str(folder))
+        model, tokenizer = load_chat_model(str(folder), dtype=dtype)
         dialect = ChatDialect(tokenizer, tools=limits.tools)
         longest = model.config.get_text_config().max_position_embeddings
         context = min(limits.max_context_tokens, longest)
@@ -128,9 +118,10 @@ def evaluate_budgets(
     with_habits: bool = False,
 ) -> list[Row]:
     """The figures of each budget. A run's own are added to its eval.jsonl, too."""
-    engine, dialect = open_policy(subject.checkpoint, all_limits[0])
-    rows = []
     config = subject.config
+    dtype = None if subject.run_dir is None else getattr(torch, config.dtype)
+    engine, dialect = open_policy(subject.checkpoint, all_limits[0], dtype)
+    rows = []
     box = open_sandbox(config.sandbox, config.sandbox_image)
     with contextlib.closing(box) as sandbox:
         harness = Harness(engine, dialect, sandbox)

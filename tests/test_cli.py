@@ -63,7 +63,7 @@ def test_overview_lists_every_command(capsys):
         (("grade", "x", "--credit", "magic"), "gagar-mini: invalid choice"),
         (("train", "--rollout.temperature", "nan"), "finite"),
         (("train", "--optim.warmup-steps", "-1"), "below 0"),
-        (("train", "--policy", "no/such/policy"), "no policy in"),
+        (("train", "--policy", "no/such/policy"), "cannot be loaded"),
         (("eval", "x", "--temperature", "inf"), "--temperature"),
         (("compare", "x", "--out", "figure"), "let it end in .png"),
         (("compare", "x", "--out", "figure.foo"), "let it end in .png"),

@@ -97,7 +97,7 @@ def demonstrations(num: int) -> list[Demonstration]:
 def test_batches_hold_every_demonstration_once_in_rows_of_its_own():
     drawn = demonstrations(60)
     drawn = [Demonstration(d.ids, [True] * len(d.ids), []) for d in drawn]
-    batches = batches_of(drawn, SftConfig(batch_tokens=1024))
+    batches = batches_of(drawn, batch_tokens=1024, seed=0)
     assert sum(len(ids) for ids, _ in batches) == len(drawn)
     assert sum(int((ids > 0).sum()) for ids, _ in batches) == sum(
         len(d.ids) for d in drawn

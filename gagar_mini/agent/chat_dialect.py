@@ -138,7 +138,7 @@ class ChatFormat:
         self._controls = control_pattern(tokenizer)
         self._plain = ""
         if tools and not self.pieces.has_tools:
-            self._plain = PLAIN_TOOLS % "\n".join(json.dumps(tool) for tool in tools)
+            self._plain = PLAIN_TOOLS % "\n".join(map(plain_tool, tools))
         ends = tokenizer.convert_tokens_to_ids(list(self.pieces.ends))
         self._end_id = ends[0]
         self.stop_ids = tuple(sorted({*ends, tokenizer.eos_token_id} - {None}))
@@ -251,6 +251,15 @@ class ChatDialect:
             takes = f"{', '.join(names)} as strings" if names else "no argument"
             raise MalformedCall(f"{call.name} takes {takes}")
         return ToolCall(call.name, given)
+
+
+def plain_tool(tool: ChatTool) -> str:
+    """A tool as one line of text: a schema where an argument is more than a string."""
+    function = tool["function"]
+    properties = function["parameters"]["properties"]
+    if any(schema != {"type": "string"} for schema in properties.values()):
+        return json.dumps(tool)
+    return f"{function['name']}({', '.join(properties)}): {function['description']}"
 
 
 def as_text(value: str) -> str:

@@ -132,6 +132,7 @@ COMMANDS: dict[str, type[Command]] = {
     "tasks import": tasks.Import,
     "models fetch": models.ModelsFetch,
     "sft policy": models.SftPolicy,
+    "sft chat": models.SftChat,
     "sft grader": models.SftGrader,
     "sft grader-data": models.SftGraderData,
     "train": runs.Train,

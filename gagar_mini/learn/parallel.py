@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from gagar_mini.model.policy import TinyPolicy
+from gagar_mini.learn.opening import Policy
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Ranks:
         """Whether some rank says yes."""
         return any(self.gather(flag))
 
-    def sum_gradients(self, policy: TinyPolicy) -> None:
+    def sum_gradients(self, policy: Policy) -> None:
         """Add the gradients of all ranks; one without data adds zeros. FSDP2 has done
         it for a sharded policy."""
         if self.size == 1 or is_sharded(policy):
@@ -123,7 +123,7 @@ def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
 # --- sharded weights ------------------------------------------------------------------
 
 
-def shard(policy: TinyPolicy, ranks: Ranks) -> None:
+def shard(policy: Policy, ranks: Ranks) -> None:
     """Spread weights, gradients and so the optimiser over the ranks, in place (FSDP2).
 
     One unit per block and one for the rest. On GPUs passes run in bf16 and gradients
@@ -144,17 +144,17 @@ def shard(policy: TinyPolicy, ranks: Ranks) -> None:
     if device.type == "cuda":
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     mesh = init_device_mesh(device.type, (ranks.size,))
-    for block in policy.model.layers:
+    for block in policy.blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
     register_fsdp_forward_method(policy, "forward_hidden")
 
 
-def is_sharded(policy: TinyPolicy) -> bool:
+def is_sharded(policy: Policy) -> bool:
     return any(isinstance(weight, DTensor) for weight in policy.parameters())
 
 
-def gradient_scale(policy: TinyPolicy, ranks: Ranks) -> int:
+def gradient_scale(policy: Policy, ranks: Ranks) -> int:
     """What a loss is multiplied by before its backward pass, so that gradients come out
     as a sum over ranks: the denominators are global already."""
     return ranks.size if is_sharded(policy) else 1
@@ -165,11 +165,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_policy(policy: TinyPolicy) -> TinyPolicy:
+def whole_policy(policy: Policy) -> Policy:
     """A copy of a sharded policy in one piece, any other itself. All ranks call it."""
     if not is_sharded(policy):
         return policy
-    copy = TinyPolicy(policy.config)
+    copy = policy.empty_copy()
     weights = {name: whole(weight) for name, weight in policy.state_dict().items()}
     copy.load_state_dict(weights)
     return copy
@@ -185,7 +185,7 @@ def cut_like(weight: Tensor, tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def load_weights(policy: TinyPolicy, weights: dict[str, Tensor]) -> None:
+def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
     """`load_state_dict` of weights in one piece, for a policy sharded or not."""
     if not is_sharded(policy):
         policy.load_state_dict(weights)

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from gagar_mini.agent.dialect import CompactDialect
 from gagar_mini.agent.rollouts import Harness, rollout_group
 from gagar_mini.config import CreditConfig, RunConfig
 from gagar_mini.cpu_meter import tree_cpu_s
@@ -25,6 +24,7 @@ from gagar_mini.grader.controls import make_grader
 from gagar_mini.grader.transcript import grading_row
 from gagar_mini.learn.batching import build_batch
 from gagar_mini.learn.collecting import Collection, TaskSampler, collect
+from gagar_mini.learn.opening import open_dialect, open_engine, open_policy
 from gagar_mini.learn.parallel import (
     ALONE,
     Ranks,
@@ -42,14 +42,15 @@ from gagar_mini.learn.state import (
 from gagar_mini.learn.stopping import Stopper
 from gagar_mini.learn.telemetry import Metrics, StepRecord, group_rows, step_metrics
 from gagar_mini.learn.update import update_policy
-from gagar_mini.model.policy import load_policy
-from gagar_mini.model.torch_engine import TorchEngine
-from gagar_mini.paths import find_checkpoint
+from gagar_mini.model.self_check import check_engine
 from gagar_mini.records import Json, RunFolder, open_run, read_metrics
-from gagar_mini.types import RolloutGroup, Task, seed_for
+from gagar_mini.types import RolloutGroup, SamplingParams, Task, seed_for
 from gagar_mini.world.sandbox import open_sandbox
 from gagar_mini.world.tasks import load_tasks
 from gagar_mini.world.tasks.leaks import with_leaks
+
+TRIAL_TOKENS = 16
+"""Tokens sampled after each trial prompt, to compare engine and policy."""
 
 
 def train(
@@ -167,6 +168,7 @@ async def run_steps(
     """
     config = state.config
     await state.engine.sync_weights(whole_policy(state.policy), version=first_step)
+    await check_first_weights(state)
     with tqdm(
         desc=f"{config.credit.rule} seed {config.seed}",
         unit="step",
@@ -185,6 +187,24 @@ async def run_steps(
             if stops:
                 return step + 1
     return max(first_step, config.steps)
+
+
+async def check_first_weights(state: TrainState) -> None:
+    """Raise ValueError, which says what to do, where the engine samples from another
+    distribution than the policy's, on the run's own prompts."""
+    if not state.trial_prompts:
+        return
+    config, policy = state.config, state.policy
+    sampling = SamplingParams(config.rollout.temperature, TRIAL_TOKENS, stop_ids=())
+    await check_engine(
+        state.engine,
+        lambda ids: policy.logits(policy.forward_hidden(ids)),
+        state.trial_prompts,
+        sampling,
+        seed=seed_for(config.seed, "trial"),
+        dtype=config.dtype,
+        device=next(policy.parameters()).device,
+    )
 
 
 def write_step(state: TrainState, record: StepRecord) -> Metrics:
@@ -211,7 +231,8 @@ def open_state(
     The run folder comes last, so that a missing policy, sandbox or grader leaves none
     behind, whichever rank misses it.
     """
-    policy, tokenizer = load_policy(find_checkpoint(config.policy))
+    policy, tokenizer = open_policy(config)
+    dialect = open_dialect(policy, tokenizer, config)
     tasks = with_leaks(
         load_tasks(config.tasks.family, config.tasks.split),
         config.tasks.leak_share,
@@ -219,18 +240,11 @@ def open_state(
     )
     own_tasks = -(-config.sampling.tasks_per_round // ranks.size)
     rows = own_tasks * config.rollout.group_size
-    if config.rollout.tools == "bash":
-        raise ValueError(
-            "rollout.tools is 'bash', but the tiny policy's compact dialect has no "
-            "word for a shell command: use 'edit'"
-        )
     with contextlib.ExitStack() as stack:
         sandbox = open_sandbox(config.sandbox, config.sandbox_image)
         stack.callback(sandbox.close)
-        engine = TorchEngine(
-            policy, max_rows=rows, max_context=config.rollout.max_context_tokens
-        )
-        harness = Harness(engine, CompactDialect(tokenizer), sandbox)
+        engine = open_engine(policy, tokenizer, config, max_rows=rows)
+        harness = Harness(engine, dialect, sandbox)
         grader = make_grader(config.grader, sandbox)
         if grader is not None:
             grader = stack.enter_context(BackgroundGrader(grader))
@@ -252,6 +266,7 @@ def open_state(
             engine=engine,
             sampler=TaskSampler(tasks, seed_for(config.seed, "tasks")),
             sample_group=sample_group,
+            trial_prompts=[dialect.prompt_ids(task) for task in tasks[:2]],
             grader=grader,
             ranks=ranks,
         )

@@ -90,7 +90,14 @@ def train_policy(
             special_tokens=SPECIAL_TOKENS,
         )
         dialect = CompactDialect(tokenizer)
-        demonstrations = draw_demonstrations(tasks, dialect, sandbox, config, habits)
+        demonstrations = draw_demonstrations(
+            tasks,
+            dialect,
+            sandbox,
+            habits,
+            seed=config.seed,
+            num_tokens=config.num_tokens,
+        )
     finally:
         sandbox.close()
     policy = TinyPolicy(PolicyConfig(vocab_size=len(tokenizer)), seed=config.seed)
@@ -142,20 +149,21 @@ def draw_demonstrations(
     tasks: Sequence[Task],
     dialect: Dialect,
     sandbox: Sandbox,
-    config: SftConfig,
     habits: Habits,
+    *,
+    seed: int,
+    num_tokens: int,
 ) -> list[Demonstration]:
-    """Demonstrations of about `config.num_tokens` in all, spread evenly over the
-    tasks."""
+    """Demonstrations of about `num_tokens` in all, spread evenly over the tasks."""
     sample = tasks[:: max(1, len(tasks) // 50)]
-    drawn = [_demonstrate(t, 0, dialect, sandbox, {}, config, habits) for t in sample]
+    drawn = [_demonstrate(t, 0, dialect, sandbox, {}, habits, seed) for t in sample]
     length = sum(len(d.ids) for d in drawn) / len(drawn)
-    per_task = math.ceil(config.num_tokens / length / len(tasks))
+    per_task = math.ceil(num_tokens / length / len(tasks))
 
     def of_task(task: Task) -> list[Demonstration]:
         reports: dict[str, str] = {}
         return [
-            _demonstrate(task, index, dialect, sandbox, reports, config, habits)
+            _demonstrate(task, index, dialect, sandbox, reports, habits, seed)
             for index in range(per_task)
         ]
 
@@ -170,10 +178,10 @@ def _demonstrate(
     dialect: Dialect,
     sandbox: Sandbox,
     reports: dict[str, str],
-    config: SftConfig,
     habits: Habits,
+    seed: int,
 ) -> Demonstration:
-    rng = random.Random(seed_for(config.seed, "demonstration", task.id, index))
+    rng = random.Random(seed_for(seed, "demonstration", task.id, index))
     workspace = CheckedWorkspace(task, sandbox, reports)
     return play(demonstrate(task, rng, habits), workspace, dialect)
 
@@ -182,7 +190,9 @@ def fit(
     policy: TinyPolicy, demonstrations: Sequence[Demonstration], config: FitConfig
 ) -> float:
     """One pass over the demonstrations; the mean loss of the last tenth, in nats."""
-    batches = batches_of(demonstrations, config)
+    batches = batches_of(
+        demonstrations, batch_tokens=config.batch_tokens, seed=config.seed
+    )
     optimizers = make_optimizers(policy, config)
     peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
     losses = []
@@ -247,20 +257,20 @@ def has_fast_bfloat16() -> bool:
 
 
 def batches_of(
-    demonstrations: Sequence[Demonstration], config: FitConfig
+    demonstrations: Sequence[Demonstration], *, batch_tokens: int, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
     """(ids, weights) [N, T] each, of similar lengths, in a shuffled order.
 
     Lengths are padded to multiples of 64: ever-new shapes make CPU kernels recompile.
     """
-    rng = random.Random(seed_for(config.seed, "batches"))
+    rng = random.Random(seed_for(seed, "batches"))
     ordered = sorted(demonstrations, key=lambda d: (-(-len(d.ids) // 64), rng.random()))
     batches, start = [], 0
     while start < len(ordered):
         # The longest of a batch comes last, so look ahead until the batch is full.
         stop = start + 1
         while stop < len(ordered) and (
-            (stop + 1 - start) * padded(len(ordered[stop].ids)) <= config.batch_tokens
+            (stop + 1 - start) * padded(len(ordered[stop].ids)) <= batch_tokens
         ):
             stop += 1
         batches.append(to_tensors(ordered[start:stop]))

@@ -18,10 +18,11 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from gagar_mini.config import RunConfig
 from gagar_mini.learn.collecting import SampleGroup, TaskSampler
+from gagar_mini.learn.opening import Policy, read_weights, save_any_policy
 from gagar_mini.learn.parallel import (
     ALONE,
     Ranks,
@@ -30,7 +31,6 @@ from gagar_mini.learn.parallel import (
     whole,
     whole_policy,
 )
-from gagar_mini.model.policy import TinyPolicy, load_policy, save_policy
 from gagar_mini.records import (
     Checkpoint,
     Json,
@@ -46,27 +46,29 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass
 class TrainState:
-    """What a run carries from step to step; changed in place."""
+    """What a run carries from step to step; changed in place. With `trial_prompts`
+    engine and policy are compared before the first step."""
 
     config: RunConfig
     run: RunFolder
-    policy: TinyPolicy
-    tokenizer: PreTrainedTokenizerFast
+    policy: Policy
+    tokenizer: PreTrainedTokenizerBase
     optimizer: torch.optim.AdamW
     engine: Engine
     sampler: TaskSampler
     sample_group: SampleGroup
+    trial_prompts: Sequence[Sequence[int]] = ()
     grader: Grader | None = None
     surplus: list[RolloutGroup] = field(default_factory=list)
     num_updates: int = 0
     ranks: Ranks = ALONE
 
 
-def make_optimizer(policy: TinyPolicy, config: RunConfig) -> torch.optim.AdamW:
+def make_optimizer(policy: Policy, config: RunConfig) -> torch.optim.AdamW:
     """AdamW on fp32 weights: in bf16 an update of 1e-4 would be rounded away."""
     assert all(weight.dtype == torch.float32 for weight in policy.parameters())
     return torch.optim.AdamW(
-        policy.parameters(),
+        [weight for weight in policy.parameters() if weight.requires_grad],
         lr=config.optim.lr,
         betas=(config.optim.beta1, config.optim.beta2),
         weight_decay=config.optim.weight_decay,
@@ -88,7 +90,7 @@ def save_state(state: TrainState, step: int) -> None:
             raise OSError(f"a checkpoint cannot be written: {error}") from error
 
     def write_tensors(folder: Path) -> None:
-        save_policy(policy, state.tokenizer, folder)
+        save_any_policy(policy, state.tokenizer, folder)
         save_file(moments, folder / "optimizer.safetensors")
         arrays = {
             f"{index}/{name}": array
@@ -114,8 +116,7 @@ def restore_state(state: TrainState, checkpoint: Checkpoint) -> None:
             f"the tasks of split {state.config.tasks.split!r} have changed since the "
             "checkpoint was written: start a new run"
         )
-    policy, _ = load_policy(checkpoint.folder)
-    load_weights(state.policy, policy.state_dict())
+    load_weights(state.policy, read_weights(state.policy, checkpoint.folder))
     load_optimizer(state, load_file(checkpoint.folder / "optimizer.safetensors"))
     state.num_updates = saved["num_updates"]
     state.sampler.num_drawn = saved["num_tasks_drawn"]

@@ -4,9 +4,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from gagar_mini.config import RunConfig
 from gagar_mini.learn.batching import (
@@ -18,6 +19,7 @@ from gagar_mini.learn.batching import (
     split_minibatches,
 )
 from gagar_mini.learn.losses import (
+    CHUNK_ELEMENTS,
     add_sums,
     clipped_policy_loss,
     masked_importance_policy_loss,
@@ -25,10 +27,10 @@ from gagar_mini.learn.losses import (
     token_entropy,
     token_logprobs,
 )
+from gagar_mini.learn.opening import Policy
 from gagar_mini.learn.parallel import gradient_scale, is_sharded, whole
 from gagar_mini.learn.state import TrainState
 from gagar_mini.learn.telemetry import Metrics, mean
-from gagar_mini.model.policy import TinyPolicy
 from gagar_mini.types import seed_for
 
 
@@ -123,7 +125,7 @@ def own_micro_batches(state: TrainState, minibatch: TokenBatch) -> list[TokenBat
 
 
 def action_logprobs(
-    policy: TinyPolicy, batch: TokenBatch, *, temperature: float
+    policy: Policy, batch: TokenBatch, *, temperature: float
 ) -> tuple[Float[Tensor, "traj token"], Float[Tensor, "traj token"]]:
     """Log-probs and entropies of the action tokens, 0 elsewhere.
 
@@ -136,19 +138,48 @@ def action_logprobs(
     )
     hidden = policy.forward_hidden(ids)
     before = hidden[:, :-1][action_mask[:, 1:]]
-    num_actions = len(before)
-    # One position more, as `token_logprobs` shifts, then up to a shape seen before.
-    padding = padded(num_actions + 1) - num_actions
-    logits = policy.logits(F.pad(before, (0, 0, 0, padding))).unsqueeze(0)
-    chosen = F.pad(ids[action_mask], (1, padding - 1)).unsqueeze(0)
-    logprobs = token_logprobs(logits, chosen, temperature=temperature)
-    entropies = token_entropy(logits, temperature=temperature)
+    logprobs, entropies = next_token_logprobs(
+        policy, before, ids[action_mask], temperature=temperature
+    )
 
     def in_place(values: Tensor) -> Tensor:
         empty = torch.zeros(ids.shape, dtype=values.dtype, device=device)
-        return empty.masked_scatter(action_mask, values[0, 1 : num_actions + 1])
+        return empty.masked_scatter(action_mask, values)
 
     return in_place(logprobs), in_place(entropies)
+
+
+def next_token_logprobs(
+    policy: Policy,
+    hidden: Float[Tensor, "position hidden"],
+    next_ids: Int[Tensor, " position"],
+    *,
+    temperature: float = 1.0,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Float[Tensor, " position"], Float[Tensor, " position"]]:
+    """Log-probs and entropies (nats) of `next_ids`, each drawn after its hidden state.
+
+    With a large vocabulary the logits of all positions are never there at once: the
+    head runs in chunks, and again in the backward pass.
+    """
+
+    def read(hidden: Tensor, next_ids: Tensor) -> Tensor:
+        num = len(hidden)
+        # One position more, as `token_logprobs` shifts, then up to a shape seen before.
+        padding = padded(num + 1) - num
+        logits = policy.logits(F.pad(hidden, (0, 0, 0, padding))).unsqueeze(0)
+        chosen = F.pad(next_ids, (1, padding - 1)).unsqueeze(0)
+        logprobs = token_logprobs(logits, chosen, temperature=temperature)
+        entropies = token_entropy(logits, temperature=temperature)
+        return torch.cat([logprobs, entropies])[:, 1 : num + 1]
+
+    size = max(1, chunk_elements // policy.num_tokens)
+    pieces = list(zip(hidden.split(size), next_ids.split(size), strict=True))
+    if len(pieces) == 1:
+        return tuple(read(*pieces[0]))
+    return tuple(
+        torch.cat([checkpoint(read, *p, use_reentrant=False) for p in pieces], dim=1)
+    )
 
 
 def policy_loss(

@@ -7,6 +7,7 @@ samples many conversations at once, where the architecture lets it.
 """
 
 import asyncio
+import importlib.util
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -25,23 +26,32 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from gagar_mini.model.fetching import MODELS, fetch_model
 from gagar_mini.model.torch_engine import sample, uniforms
+from gagar_mini.paths import find_checkpoint
+from gagar_mini.records import parse_json
 from gagar_mini.types import Completion, SamplingParams
 
+ADAPTER = "adapter_config.json"
 PREFILL_TOKENS = 1024  # new tokens read in one pass: bounds the memory it takes
 
 
 def load_chat_model(
     name: str, *, device: str = "", dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, from a folder or by an id of the hub.
+    """A model and its tokenizer, from a folder, by an id of the hub, or by a name of
+    `models fetch`. A folder may hold an adapter of peft alone, which is merged into the
+    model that it names.
 
-    "" is the GPU where there is one; the default dtype is bf16 there and fp32 on a CPU.
-    Raises ValueError, in one sentence, for what cannot be loaded.
+    device "" is the GPU where there is one; the default dtype is bf16 there and fp32 on
+    a CPU. Raises ValueError, in one sentence, for what cannot be loaded.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if dtype is None:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    name = str(fetch_model(name) if name in MODELS else find_checkpoint(name))
+    if (Path(name) / ADAPTER).is_file():
+        return load_adapted_model(name, device, dtype)
     is_local = Path(name).is_dir()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=is_local)
@@ -56,6 +66,32 @@ def load_chat_model(
             "be reached; `gagar-mini models fetch smol` makes a folder without a hub"
         ) from error
     return model.to(device), tokenizer
+
+
+def load_adapted_model(
+    folder: str, device: str, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    require("peft", "an adapter")
+    from peft import PeftModel
+
+    written = parse_json((Path(folder) / ADAPTER).read_bytes(), ADAPTER)
+    base, tokenizer = load_chat_model(
+        str(written["base_model_name_or_path"]), device=device, dtype=torch.float32
+    )
+    try:
+        merged = PeftModel.from_pretrained(base, folder).merge_and_unload()
+    except Exception as error:
+        told = " ".join(str(error).split()).split(". ")[0][:200]
+        raise ValueError(
+            f"the adapter {folder!r} does not fit its model ({told})"
+        ) from error
+    return merged.to(dtype), tokenizer
+
+
+def require(package: str, purpose: str) -> None:
+    """ValueError, in a sentence, where an optional package is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{purpose} needs {package}: pip install 'gagar-mini[smol]'")
 
 
 class HuggingFaceEngine:
@@ -235,7 +271,7 @@ class HuggingFaceConversation:
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
     """Copy the weights by name; tied ones are there once."""
-    new = source.state_dict()
+    new = getattr(source, "export_weights", source.state_dict)()
     for name, parameter in target.named_parameters():
         parameter.copy_(new[name])
 

@@ -61,6 +61,18 @@ class TinyPolicy(nn.Module):
         self.model = Decoder(config)
         initialise(self, seed=seed)
 
+    @property
+    def num_tokens(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.model.layers
+
+    def empty_copy(self) -> "TinyPolicy":
+        """A policy of the same shape, to be filled with weights."""
+        return TinyPolicy(self.config)
+
     def forward(
         self, ids: Int[Tensor, "traj token"]
     ) -> Float[Tensor, "traj token vocab"]:

@@ -1,0 +1,113 @@
+"""Which policy a name means, who samples from it, and how it is written.
+
+A folder whose tokenizer has the tokens of the compact dialect holds a tiny policy.
+Anything else is a chat model: a folder, an adapter, an id, a name of `models fetch`.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from gagar_mini.agent.chat_dialect import ChatDialect
+from gagar_mini.agent.dialect import SPECIAL_TOKENS, CompactDialect, Dialect
+from gagar_mini.config import RunConfig
+from gagar_mini.model.batch_engine import open_chat_engine
+from gagar_mini.model.chat_policy import (
+    ChatPolicy,
+    load_chat_policy,
+    read_chat_weights,
+    save_chat_policy,
+)
+from gagar_mini.model.hf_engine import ADAPTER, copy_weights
+from gagar_mini.model.policy import TinyPolicy, load_policy, save_policy
+from gagar_mini.model.torch_engine import TorchEngine
+from gagar_mini.paths import find_checkpoint
+from gagar_mini.records import parse_json
+from gagar_mini.types import Engine
+
+Policy = TinyPolicy | ChatPolicy
+
+
+def is_chat(name: str | Path) -> bool:
+    """Whether a checkpoint speaks as a chat model."""
+    folder = Path(name)
+    if not folder.is_dir() or (folder / ADAPTER).is_file():
+        return True
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return False
+    try:
+        added = parse_json(path.read_bytes(), str(path))["added_tokens"]
+        names = {token["content"] for token in added}
+    except (ValueError, TypeError, KeyError):
+        return False  # damaged: whoever loads it says how
+    return not names.issuperset(SPECIAL_TOKENS)
+
+
+def open_policy(config: RunConfig) -> tuple[Policy, PreTrainedTokenizerBase]:
+    """The policy that a run starts from, to be trained.
+
+    Raises ValueError, in one sentence, for what cannot be loaded or trained so.
+    """
+    folder, optim = find_checkpoint(config.policy), config.optim
+    if is_chat(folder):
+        return load_chat_policy(
+            config.policy,
+            dtype=config.dtype,
+            gradient_checkpointing=optim.gradient_checkpointing,
+            lora_rank=optim.lora_rank,
+        )
+    if optim.lora_rank or optim.gradient_checkpointing or config.dtype != "float32":
+        raise ValueError(
+            "dtype bfloat16, optim.lora_rank and optim.gradient_checkpointing are for "
+            "chat models: the tiny policy trains whole, in float32"
+        )
+    return load_policy(folder)
+
+
+def open_dialect(
+    policy: Policy, tokenizer: PreTrainedTokenizerBase, config: RunConfig
+) -> Dialect:
+    """The language of the policy. Raises ValueError where it has none for the tools."""
+    if isinstance(policy, ChatPolicy):
+        return ChatDialect(tokenizer, tools=config.rollout.tools)
+    if config.rollout.tools == "bash":
+        raise ValueError(
+            "rollout.tools is 'bash', but the tiny policy's compact dialect has no "
+            "word for a shell command: use 'edit'"
+        )
+    return CompactDialect(tokenizer)
+
+
+def open_engine(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    config: RunConfig,
+    *,
+    max_rows: int,
+) -> Engine:
+    """Who samples for a run, `max_rows` conversations at once."""
+    context = config.rollout.max_context_tokens
+    if isinstance(policy, TinyPolicy):
+        return TorchEngine(policy, max_rows=max_rows, max_context=context)
+    model = policy.empty_copy().network
+    model.to(policy.causal_model.device, getattr(torch, config.dtype))
+    copy_weights(policy, model)  # the engine tries itself out on what it is to hold
+    return open_chat_engine(model, tokenizer, max_rows=max_rows, max_context=context)
+
+
+def save_any_policy(
+    policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write a Hugging Face folder."""
+    save = save_chat_policy if isinstance(policy, ChatPolicy) else save_policy
+    save(policy, tokenizer, folder)
+
+
+def read_weights(policy: Policy, folder: Path) -> dict[str, Tensor]:
+    """The weights of a folder that `save_any_policy` wrote, as a state of `policy`."""
+    if isinstance(policy, ChatPolicy):
+        return read_chat_weights(policy, folder)
+    return load_policy(folder)[0].state_dict()

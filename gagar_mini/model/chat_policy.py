@@ -1,0 +1,196 @@
+"""Any causal language model of transformers as the policy that trains.
+
+Weights are fp32 and the optimiser's; passes run in bf16 where the config says so, as an
+update of 1e-5 is lost in a bf16 weight. With a LoRA rank only adapters train (peft),
+and a checkpoint is the adapter alone. Left out: dropout, which would make the trained
+distribution another one than the sampled one.
+"""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from gagar_mini.config import DType
+from gagar_mini.model.hf_engine import ADAPTER, load_chat_model, require
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+class ChatPolicy(nn.Module):
+    """A chat model with the two methods that training calls (see `TinyPolicy`):
+    `model` is a PreTrainedModel, or a PeftModel around one.
+
+    Sequences are padded on the right, where the causal mask keeps padding from every
+    real token. Logits end with the last id that the tokenizer has: the ids behind it
+    are never sampled, so they have no probability.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_tokens: int,
+        *,
+        dtype: DType = "float32",
+        gradient_checkpointing: bool = False,
+    ):
+        super().__init__()
+        self.network = model
+        self.num_tokens, self.dtype = num_tokens, getattr(torch, dtype)
+        self.gradient_checkpointing = gradient_checkpointing
+        without_dropout(self)
+        if gradient_checkpointing:
+            model.train().gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()  # else nothing flows to adapters
+
+    @property
+    def causal_model(self) -> PreTrainedModel:
+        """The model itself, adapters in place."""
+        return self.network.get_base_model() if self.has_adapter else self.network
+
+    @property
+    def has_adapter(self) -> bool:
+        return not isinstance(self.network, PreTrainedModel)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.causal_model.get_decoder().layers
+
+    def forward_hidden(
+        self,
+        ids: Int[Tensor, "traj token"],
+        samples: Int[Tensor, "traj token"] | None = None,
+    ) -> Float[Tensor, "traj token hidden"]:
+        """The last hidden states; index the few that are needed, then `logits`.
+
+        `samples` tells packed samples of a row apart: none sees another.
+        """
+        packing = {} if samples is None else packed_arguments(samples.to(ids.device))
+        with self.precision(ids.device):
+            decoder = self.causal_model.get_decoder()
+            output = decoder(input_ids=ids, use_cache=False, **packing)
+        return output.last_hidden_state
+
+    def logits(
+        self, hidden: Float[Tensor, "*batch hidden"]
+    ) -> Float[Tensor, "*batch vocab"]:
+        with self.precision(hidden.device):
+            head = self.causal_model.get_output_embeddings()
+            return head(hidden)[..., : self.num_tokens]
+
+    def forward(
+        self, ids: Int[Tensor, "traj token"]
+    ) -> Float[Tensor, "traj token vocab"]:
+        """Logits of the token *after* each position."""
+        return self.logits(self.forward_hidden(ids))
+
+    def precision(self, device: torch.device) -> torch.autocast:
+        is_low = self.dtype != torch.float32
+        return torch.autocast(device.type, dtype=self.dtype, enabled=is_low)
+
+    @torch.no_grad()
+    def export_weights(self) -> dict[str, Tensor]:
+        """The weights by the names of the model itself, adapters merged into them."""
+        weights = {}
+        for name, weight in self.causal_model.state_dict().items():
+            if ".lora_" not in name:
+                weights[name.replace(".base_layer.", ".")] = weight
+        for name, module in self.causal_model.named_modules():
+            if hasattr(module, "base_layer"):
+                merged = module.base_layer.weight + module.get_delta_weight("default")
+                weights[f"{name}.weight"] = merged
+        return weights
+
+    def empty_copy(self) -> "ChatPolicy":
+        """A policy of the same shape, to be filled with weights."""
+        model = AutoModelForCausalLM.from_config(self.causal_model.config)
+        return ChatPolicy(model.float(), self.num_tokens)
+
+
+def packed_arguments(samples: Int[Tensor, "row token"]) -> dict[str, Tensor]:
+    """Positions from 0 in each sample, and who sees whom [row, 1, query, key]."""
+    same = samples.unsqueeze(2) == samples.unsqueeze(1)
+    is_seen = same.tril()
+    return {
+        "position_ids": is_seen.sum(-1) - 1,
+        "attention_mask": is_seen.unsqueeze(1),
+    }
+
+
+def without_dropout(policy: nn.Module) -> None:
+    policy.eval()
+    for module in policy.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
+def load_chat_policy(
+    name: str,
+    *,
+    dtype: DType = "float32",
+    gradient_checkpointing: bool = False,
+    lora_rank: int = 0,
+    device: str = "",
+) -> tuple[ChatPolicy, PreTrainedTokenizerBase]:
+    """A policy by the folder, id or short name of its model, to be trained.
+
+    `lora_rank` above 0 trains adapters of this rank on every linear layer but the head.
+    Raises ValueError for what cannot be loaded, or where peft is missing.
+    """
+    model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
+    if lora_rank:
+        require("peft", "LoRA")
+        from peft import LoraConfig, get_peft_model
+
+        settings = LoraConfig(
+            r=lora_rank,
+            lora_alpha=2 * lora_rank,
+            target_modules="all-linear",
+            base_model_name_or_path=name,
+            task_type="CAUSAL_LM",
+        )
+        model = get_peft_model(model, settings)
+    policy = ChatPolicy(
+        model,
+        max(tokenizer.get_vocab().values()) + 1,
+        dtype=dtype,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    return policy, tokenizer
+
+
+def save_chat_policy(
+    policy: ChatPolicy, tokenizer: PreTrainedTokenizerBase, folder: str | Path
+) -> None:
+    """Write a Hugging Face folder: the model, or its adapter alone in peft's layout."""
+    if policy.has_adapter:
+        # the head is not adapted; unasked, peft looks on the hub whether it has grown
+        policy.network.save_pretrained(folder, save_embedding_layers=False)
+        (Path(folder) / "README.md").unlink()  # a form to fill in
+        return
+    policy.network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def read_chat_weights(policy: ChatPolicy, folder: Path) -> dict[str, Tensor]:
+    """What `save_chat_policy` wrote, as a state of `policy`."""
+    if (folder / ADAPTER).is_file():
+        from peft import get_peft_model_state_dict
+
+        saved, state = load_file(folder / WEIGHTS), policy.state_dict()
+        expected = get_peft_model_state_dict(policy.network)
+        assert set(saved) == set(expected), "an adapter of another shape"
+        for name, weight in saved.items():
+            state[f"network.{name.replace('.weight', '.default.weight')}"] = weight
+        return state
+    model, _ = load_chat_model(str(folder), device="cpu", dtype=torch.float32)
+    return ChatPolicy(model, policy.num_tokens).state_dict()

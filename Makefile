@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND ?= Agg
 
-.PHONY: help venv demo results test test-all test-docker test-peers unit notebooks lint format bench grader-eval attacks faults readme clean
+.PHONY: help venv demo results test test-all test-docker test-peers test-vllm unit notebooks lint format bench grader-eval attacks faults readme clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -75,8 +75,8 @@ test: venv lint ## lint, unit tests, every notebook; says how many ran
 
 # A marker that no test carries yet makes pytest exit with 5, which is no failure here.
 test-all: test ## make test, then the slow tests and those of Docker, vLLM and the peers
-	@$(MAKE) --no-print-directory test-peers
-	@for marker in slow "docker and not slow" vllm; do \
+	@$(MAKE) --no-print-directory test-peers test-vllm
+	@for marker in slow "docker and not slow"; do \
 	  echo "== $$marker"; \
 	  .ci/with-docker $(PYTEST) -m "$$marker and not gpu" || { code=$$?; \
 	    [ $$code = 5 ] && echo "no test is marked $$marker yet" || exit $$code; }; \
@@ -92,6 +92,9 @@ test-peers: .venv-trl/.installed ## the tests inside the real TRL and verl
 	  .venv-verl/bin/python -m pytest -q -m peers tests/test_verl.py; \
 	else echo "verl wants a Python below 3.13: its tests are left out"; fi
 
+test-vllm: .venv-vllm/.installed ## the tests inside the real vLLM, its build for CPUs
+	@.venv-vllm/bin/python -m pytest -q -m vllm
+
 # A layer above .venv: what a peer pins comes first, the rest is shared.
 .venv-%/.installed: tests/peers/%.txt $(STAMP)
 	@echo "building $(@D)"
@@ -99,8 +102,10 @@ test-peers: .venv-trl/.installed ## the tests inside the real TRL and verl
 	@below=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])'); \
 	for own in $(@D)/lib/python3*/site-packages; do \
 	  echo "import site; site.addsitedir('$$below')" > $$own/below.pth; done
-	@$(@D)/bin/python -m pip install --quiet -r $<
+	@$(@D)/bin/python -m pip install --quiet $(PIP_FLAGS) -r $<
 	@touch $@
+
+.venv-vllm/.installed: PIP_FLAGS := --no-deps
 
 unit: venv ## the unit tests only
 	@$(PYTEST)
@@ -140,5 +145,5 @@ readme: venv ## write the numbers of data/results into README.md
 	$(BIN)/python -m gagar_mini.view.readme
 
 clean: ## remove the environment and caches; runs and results stay
-	rm -rf $(VENV) .venv-trl .venv-verl .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-trl .venv-verl .venv-vllm .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -52,7 +52,7 @@ class ConversationEngine(ABC):
     def __init__(self, max_context: int, weight_version: int):
         self.max_context = max_context
         self.weight_version = weight_version
-        self.num_open = 0
+        self.num_open = self.num_opened = 0
 
     def conversation(self) -> "VllmConversation":
         """Open an empty context. Use it in a `with`: that is what closes it."""
@@ -60,9 +60,10 @@ class ConversationEngine(ABC):
 
     @abstractmethod
     async def sample(
-        self, ids: list[int], sampling: SamplingParams, num_new: int, seed: int
+        self, ids: list[int], sampling: SamplingParams, seed: int, conversation: int
     ) -> tuple[list[int], list[float]]:
-        """Up to `num_new` ids behind `ids`, and their log-probs."""
+        """What follows `ids`, and its log-probs, in the conversation opened as number
+        `conversation`."""
 
     def require_no_conversation(self, consequence: str) -> None:
         if self.num_open:
@@ -77,7 +78,9 @@ class VllmConversation:
         self.is_open = True
         self.is_busy = False
         self.context = np.zeros(0, dtype=np.int64)
+        self.number = engine.num_opened
         engine.num_open += 1
+        engine.num_opened += 1
 
     async def complete(
         self, ids: Sequence[int], sampling: SamplingParams, seed: int
@@ -97,7 +100,10 @@ class VllmConversation:
         self.is_busy = True
         try:
             sampled, logprobs = await self.engine.sample(
-                context.tolist(), sampling, num_new, seed
+                context.tolist(),
+                replace(sampling, max_new_tokens=num_new),
+                seed,
+                self.number,
             )
         except BaseException:  # cancelled, or broken
             self.close()
@@ -179,7 +185,7 @@ class VllmEngine(ConversationEngine):
         self.core = self.executor.submit(start_vllm, arguments).result()
 
     async def sample(
-        self, ids: list[int], sampling: SamplingParams, num_new: int, seed: int
+        self, ids: list[int], sampling: SamplingParams, seed: int, conversation: int
     ) -> tuple[list[int], list[float]]:
         from vllm import SamplingParams as VllmSampling
 
@@ -187,7 +193,7 @@ class VllmEngine(ConversationEngine):
         self.num_requests += 1
         wanted = VllmSampling(
             temperature=sampling.temperature,
-            max_tokens=num_new,
+            max_tokens=sampling.max_new_tokens,
             stop_token_ids=list(sampling.stop_ids),
             ignore_eos=True,
             seed=seed,
@@ -273,7 +279,7 @@ class VllmEngine(ConversationEngine):
     def load_from_disk(self, policy: nn.Module, write_folder: WriteFolder) -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_folder(policy, Path(folder))
-            self.core.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+            self.core.collective_rpc(reload_folder, args=(folder,))
 
     async def sleep(self) -> None:
         """Give GPU memory back until `wake` or `sync_weights`; a CPU keeps it."""
@@ -405,6 +411,16 @@ def finite_weights(policy: nn.Module) -> dict[str, Tensor]:
         if not weight.isfinite().all():
             raise ValueError(f"weight {name} is not finite: nothing to sample from")
     return {name: weight.detach() for name, weight in weights.items()}
+
+
+def reload_folder(worker: object, folder: str) -> None:
+    """Have a worker of vLLM load the weights in a folder, a tied head included."""
+    worker.reload_weights(weights_path=folder)
+    for module in worker.get_model().modules():
+        method = getattr(module, "quant_method", None)
+        if type(method).__name__ == "UnquantizedEmbeddingMethod":
+            # on a CPU the head has a packed copy of its own, which went stale
+            method.process_weights_after_loading(module)
 
 
 def hand_over(weights: dict[str, Tensor], model: nn.Module) -> None:

@@ -5,11 +5,12 @@
 The run is the bandit (bandit.py): all but the agent and the hidden tests is the real
 thing. "Nothing lost" means that, resumed after the fault, it ends with the same
 metrics, groups and weights, to the bit, as a run that was left alone. Orphans are
-processes that a run leaves behind. A full disk needs root (a small tmpfs) and is left
-out without it.
+processes that a run leaves behind. A full disk needs root (a small tmpfs), and a
+container that dies needs a Docker engine (`.ci/with-docker`): each is left out without.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -39,7 +40,16 @@ from gagar_mini.learn.rl import open_shared_run, run_to_the_end
 from gagar_mini.learn.state import TrainState
 from gagar_mini.learn.stopping import Stopper
 from gagar_mini.records import read_metrics, read_rollouts
-from gagar_mini.types import SandboxUnavailable
+from gagar_mini.types import (
+    Outcome,
+    RolloutGroup,
+    SandboxUnavailable,
+    Status,
+    Trajectory,
+)
+from gagar_mini.world.sandbox import Sandbox, open_sandbox
+from gagar_mini.world.sandbox.base import episode
+from gagar_mini.world.sandbox.docker_engine import OWNER, DockerEngine
 
 FAULTY = with_overrides(CONFIG, {"steps": 6})
 TIMEOUT_S = 120
@@ -324,6 +334,126 @@ def fails_from(owner: object, name: str, at: int, error: Exception) -> None:
     setattr(owner, name, fragile)
 
 
+def dying_sandboxes(bench: Bench) -> Iterator[Finding]:
+    """Real sandboxes whose processes are killed while programs run in them."""
+    yield killed_sandbox(bench, "bubblewrap", workers_of, pause_s=0.3)
+    with contextlib.suppress(SandboxUnavailable):
+        engine = DockerEngine()
+        try:
+            yield killed_sandbox(
+                bench, "docker", lambda pid: rooms_of(engine, pid), pause_s=3.0
+            )
+        finally:
+            engine.close()
+
+
+def killed_sandbox(
+    bench: Bench,
+    name: str,
+    parts_of: Callable[[int], Sequence["Part"]],
+    *,
+    pause_s: float,
+) -> Finding:
+    """One of the sandbox's parts dies at a time, three times in the run. A program is
+    run once more where that happens, so no pause is as short as a program."""
+    path, killed = bench.path(), []
+    run = start(path, sabotage=lambda state: judge_in_sandbox(state, name))
+    pid = run.pids[0]
+    wait_until(lambda: len(read_metrics(path)) > 0)
+    while len(killed) < 3 and run.processes[0].is_alive():
+        time.sleep(pause_s)
+        if parts := parts_of(pid):
+            killed.append(random.Random(len(killed)).choice(parts))
+            killed[-1].kill()
+    seen = {part.name: part for part in [*killed, *parts_of(pid)]}
+    run.processes[0].join(TIMEOUT_S)
+    stayed = sum(part.is_alive() for part in seen.values())
+    fault = f"{len(killed)} times a part of the {name} sandbox is killed"
+    found = bench.conclude(fault, run, path, (0,))
+    found.orphans += stayed
+    found.is_good = found.is_good and len(killed) == 3 and not stayed
+    return found
+
+
+def judge_in_sandbox(state: TrainState, name: str) -> None:
+    """What decides over a pass is now a program that runs for a while in a sandbox."""
+    sandbox, works, closes = open_sandbox(name), state.sample_group, state.engine.close
+
+    async def sample_group(*arguments: object) -> RolloutGroup:
+        group = await works(*arguments)
+        with episode(sandbox) as room:
+            judged = [
+                asyncio.to_thread(judge, room, trajectory)
+                for trajectory in group.trajectories
+            ]
+            outcomes = tuple(await asyncio.gather(*judged))
+        assert outcomes == group.outcomes
+        return replace(group, outcomes=outcomes)
+
+    async def close() -> None:
+        sandbox.close()
+        await closes()
+
+    state.sample_group, state.engine.close = sample_group, close
+
+
+def judge(sandbox: Sandbox, trajectory: Trajectory) -> Outcome:
+    first = trajectory.ids[trajectory.action_mask.argmax()]
+    program = f"import sys, time; time.sleep(0.1); sys.exit({first} % 2)"
+    done = sandbox.run({}, ["python", "-c", program])
+    return Outcome(Status.FAIL if done.returncode else Status.PASS)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process or a container of a sandbox."""
+
+    name: str
+    kill: Callable[[], None]
+    is_alive: Callable[[], bool]
+
+
+def workers_of(pid: int) -> list[Part]:
+    """The bubblewrap processes that a process has started itself."""
+    return [
+        Part(
+            str(child),
+            lambda child=child: os.kill(child, signal.SIGKILL),
+            lambda child=child: is_running(child),
+        )
+        for child in children_of(pid)
+    ]
+
+
+def children_of(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        return [int(child) for task in tasks for child in task.read_text().split()]
+    return []
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def rooms_of(engine: DockerEngine, pid: int) -> list[Part]:
+    """The containers that a process has asked for."""
+    return [
+        Part(
+            container,
+            lambda container=container: engine.remove(container),
+            lambda container=container: any(
+                container == other for other, _, _ in engine.containers(OWNER)
+            ),
+        )
+        for container, owner, _ in engine.containers(OWNER)
+        if owner.split("/")[2] == str(pid)
+    ]
+
+
 class HungGrader:
     """Never answers, and never lets go of its thread."""
 
@@ -468,7 +598,15 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-KINDS = (signals, breakages, graders, damages, rivals, full_disks)
+KINDS = (
+    signals,
+    breakages,
+    dying_sandboxes,
+    graders,
+    damages,
+    rivals,
+    full_disks,
+)
 
 
 # --- the table ------------------------------------------------------------------------

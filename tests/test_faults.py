@@ -4,7 +4,14 @@ import itertools
 import json
 
 import pytest
-from faults import Bench, breakages, damages, rivals, signals
+from faults import (
+    Bench,
+    breakages,
+    damages,
+    dying_sandboxes,
+    rivals,
+    signals,
+)
 
 from gagar_mini.paths import find_data
 
@@ -29,6 +36,17 @@ def test_nothing_is_lost(bench, kind, first, count):
 def test_a_folder_has_one_run_at_a_time(bench):
     for finding in rivals(bench):
         assert finding.is_good, finding
+
+
+@pytest.mark.slow
+def test_a_sandbox_that_dies_costs_a_program_its_time(bench):
+    assert next(dying_sandboxes(bench)).is_good
+
+
+@pytest.mark.docker
+def test_a_container_that_dies_costs_no_more(bench):
+    *_, finding = dying_sandboxes(bench)
+    assert "docker" in finding.fault and finding.is_good, finding
 
 
 def test_the_published_table_holds_thirty_faults_without_harm():

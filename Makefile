@@ -139,7 +139,7 @@ attacks: venv ## attacks on graders, CodeIPI's among them (fetched from PyPI)
 	  --codeipi $(RUNS)/codeipi/inspect_evals-0.28.0-py3-none-any.whl
 
 faults: venv ## break runs in many ways, and write down what is lost
-	$(BIN)/python tests/faults.py --out data/results
+	.ci/with-docker $(BIN)/python tests/faults.py --out data/results
 
 readme: venv ## write the numbers of data/results into README.md
 	$(BIN)/python -m gagar_mini.view.readme

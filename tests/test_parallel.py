@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -238,3 +239,38 @@ def test_torchrun_gives_the_golden_losses_of_one_process(tmp_path):
     losses = [line["policy/loss"] for line in read_metrics(tmp_path / "run")]
     assert len(losses) == len(GOLDEN_LOSSES)
     assert_close(losses[0], GOLDEN_LOSSES[0], atol=2e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_two_nodes_train_as_one_run(tmp_path):
+    """The documented command, both nodes on this machine: a rendezvous, a folder that
+    both see, one run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = f"""-m torch.distributed.run --nnodes 2 --nproc-per-node 1
+        --rdzv-backend c10d --rdzv-id nodes --rdzv-endpoint 127.0.0.1:{port}
+        --local-addr 127.0.0.1 -m gagar_mini train --preset tiny --steps 2
+        --sampling.tasks-per-round 2 --sampling.groups-per-step 2
+        --rollout.group-size 4 --run-dir {tmp_path / "run"}"""
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, *command.split()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for _ in range(2)
+    ]
+    try:
+        told = [node.communicate(timeout=300) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], told[0][1] + told[1][1]
+    assert sum("done; next" in said for said, _ in told) == 1
+    lines = read_metrics(tmp_path / "run")
+    # two tasks a round, one a node: all of their groups are on record
+    assert [line["step"] for line in lines] == [0, 1]
+    assert all(line["groups/sampled"] in (2, 4) for line in lines)

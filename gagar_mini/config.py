@@ -145,6 +145,19 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class VllmConfig:
+    """How vLLM samples, where `engine` is "vllm"."""
+
+    memory_share: float = 0.35
+    """Of a GPU that it has together with the trainer, weights included."""
+    servers: str = ""
+    """Addresses of vLLM servers, with spaces between; "" samples in this process."""
+    exchange: str = ""
+    """Folder for new weights that the servers see by the same path; "" is a temporary
+    one on this machine."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     preset: str = "tiny"
     """Name of the preset that these settings started from."""
@@ -157,7 +170,8 @@ class RunConfig:
     dtype: DType = "float32"
     """In what a chat model computes; weights and optimiser stay float32."""
     engine: Literal["torch", "vllm"] = "torch"
-    """Who samples: "torch" is the engine of this package."""
+    """Who samples: "torch" is the engine of this package; "vllm" needs
+    gagar-mini[vllm]."""
     sandbox: Literal["bubblewrap", "docker", "unsafe-local"] = "bubblewrap"
     """Where untrusted code runs. "unsafe-local" isolates nothing."""
     sandbox_image: str = ""
@@ -175,6 +189,7 @@ class RunConfig:
     credit: CreditConfig = field(default_factory=CreditConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
 
     def __post_init__(self) -> None:
         check(self)
@@ -318,6 +333,11 @@ def _check_ranges(config: RunConfig) -> None:
         raise ValueError(
             f"optim.weight_decay {optim.weight_decay} and optim.warmup_steps "
             f"{optim.warmup_steps}: neither may be below 0"
+        )
+    if not 0 < config.vllm.memory_share < 1:
+        raise ValueError(
+            f"vllm.memory_share is {config.vllm.memory_share}: it must lie between 0 "
+            "and 1, and leave the trainer its part"
         )
     if optim.lora_rank < 0 or (optim.lora_rank and optim.sharded):
         raise ValueError(

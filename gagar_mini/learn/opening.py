@@ -4,6 +4,9 @@ A folder whose tokenizer has the tokens of the compact dialect holds a tiny poli
 Anything else is a chat model: a folder, an adapter, an id, a name of `models fetch`.
 """
 
+import copy
+import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -23,6 +26,8 @@ from gagar_mini.model.chat_policy import (
 from gagar_mini.model.hf_engine import ADAPTER, copy_weights
 from gagar_mini.model.policy import TinyPolicy, load_policy, save_policy
 from gagar_mini.model.torch_engine import TorchEngine
+from gagar_mini.model.vllm_engine import VllmEngine, VllmOptions
+from gagar_mini.model.vllm_server import VllmServerEngine
 from gagar_mini.paths import find_checkpoint
 from gagar_mini.records import parse_json
 from gagar_mini.types import Engine
@@ -90,12 +95,83 @@ def open_engine(
 ) -> Engine:
     """Who samples for a run, `max_rows` conversations at once."""
     context = config.rollout.max_context_tokens
+    if config.engine == "vllm":
+        return open_vllm_engine(policy, tokenizer, config, max_rows=max_rows)
     if isinstance(policy, TinyPolicy):
         return TorchEngine(policy, max_rows=max_rows, max_context=context)
-    model = policy.empty_copy().network
-    model.to(policy.causal_model.device, getattr(torch, config.dtype))
+    model = policy.empty_model(getattr(torch, config.dtype))
+    model.to(policy.causal_model.device)
     copy_weights(policy, model)  # the engine tries itself out on what it is to hold
     return open_chat_engine(model, tokenizer, max_rows=max_rows, max_context=context)
+
+
+def open_vllm_engine(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    config: RunConfig,
+    *,
+    max_rows: int,
+) -> Engine:
+    """vLLM in this process, or at the servers of the config.
+
+    Raises ValueError without vLLM or a server, and in a run of several processes, which
+    would push their weights all at once.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "the engine vllm is for one process so far: use --engine torch"
+        )
+
+    def write_folder(policy: Policy, folder: Path) -> None:
+        save_whole_policy(policy, tokenizer, folder)
+
+    context = config.rollout.max_context_tokens
+    if config.vllm.servers:
+        return VllmServerEngine(
+            config.vllm.servers.split(),
+            policy.num_tokens,
+            num_logits(policy),
+            write_folder=write_folder,
+            exchange=Path(config.vllm.exchange or tempfile.mkdtemp()),
+            max_context=context,
+        )
+    options = VllmOptions(
+        dtype=config.dtype,
+        max_rows=max_rows,
+        max_context=context,
+        memory_share=config.vllm.memory_share,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(policy, ChatPolicy):
+            save_model_config(policy, folder)
+        else:
+            save_policy(policy, tokenizer, folder)
+        return VllmEngine(folder, policy.num_tokens, options, policy=policy)
+
+
+def num_logits(policy: Policy) -> int:
+    if isinstance(policy, ChatPolicy):
+        return policy.causal_model.config.get_text_config().vocab_size
+    return policy.config.vocab_size
+
+
+def save_model_config(policy: ChatPolicy, folder: str) -> None:
+    model = policy.causal_model
+    written = copy.deepcopy(model.config)
+    written.architectures = [type(model).__name__]
+    written.save_pretrained(folder)
+
+
+def save_whole_policy(
+    policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write a Hugging Face folder of a whole model, adapters merged into it."""
+    if isinstance(policy, ChatPolicy):
+        weights = policy.export_weights()
+        policy.causal_model.save_pretrained(folder, state_dict=weights)
+        tokenizer.save_pretrained(folder)
+    else:
+        save_policy(policy, tokenizer, folder)
 
 
 def save_any_policy(

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from gagar_mini.cpu_meter import MeteredExecutor
 from gagar_mini.model.hf_engine import as_completion, check_appended
@@ -35,6 +35,7 @@ BARRED = -100.0
 """Added to the logits of ids without a token: odds of e^-100, and a server takes it."""
 MAX_BARRED = 1024  # what the GPU's sampler takes
 MAX_CPU_CACHE = 4 << 30  # bytes
+PREFILL_TOKENS = 2048  # read in one pass, on a CPU
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over in memory
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -140,8 +141,6 @@ class VllmOptions:
     sleep_level: Literal[1, 2] = 1
     """What `sleep` leaves: 1 keeps the weights in main memory, 2 drops them, and the
     next `sync_weights` brings them back."""
-    is_empty: bool = False
-    """The folder has a config alone: weights are random until the first sync."""
     write_folder: WriteFolder | None = None
     """Sync through the disk: for a model whose parameters have other names in its
     checkpoint, so that they cannot be handed over by name."""
@@ -151,7 +150,8 @@ class VllmEngine(ConversationEngine):
     """Samples with vLLM from the model in a folder (protocol: `types.Engine`).
 
     `num_tokens` is one more than the last id of the tokenizer: ids from there on are
-    never sampled, although some models have logits for them.
+    never sampled, although some models have logits for them. With a `policy` the
+    weights are its own, and the folder needs a config alone.
     """
 
     def __init__(
@@ -160,6 +160,7 @@ class VllmEngine(ConversationEngine):
         num_tokens: int,
         options: VllmOptions | None = None,
         *,
+        policy: nn.Module | None = None,
         weight_version: int = 0,
     ):
         if importlib.util.find_spec("vllm") is None:
@@ -181,8 +182,12 @@ class VllmEngine(ConversationEngine):
         self.executor = MeteredExecutor(1, thread_name_prefix="vllm")
         arguments = engine_arguments(str(folder), self.options, context)
         if not torch.cuda.is_available():
-            arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(config, self)
+            arguments |= cpu_arguments(config, self.options, context)
+        if policy is not None:
+            arguments["load_format"] = "dummy"
         self.core = self.executor.submit(start_vllm, arguments).result()
+        if policy is not None:
+            self.executor.submit(self.load, policy).result()
 
     async def sample(
         self, ids: list[int], sampling: SamplingParams, seed: int, conversation: int
@@ -345,30 +350,35 @@ def engine_arguments(
         "model": folder,
         "skip_tokenizer_init": True,
         "dtype": options.dtype,
-        "load_format": "dummy" if options.is_empty else "auto",
         "max_model_len": max_context,
         "max_num_seqs": options.max_rows,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # of what is sampled from
         "gpu_memory_utilization": options.memory_share,
         "enable_sleep_mode": torch.cuda.is_available(),
-        "enforce_eager": not torch.cuda.is_available(),
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "generation_config": "vllm",  # not what the model's folder says of top-p
     }
 
 
-def cpu_cache_bytes(config: object, engine: VllmEngine) -> int:
-    """Keys and values of all rows at full length, and a row more, or the most there
-    may be: beyond it vLLM computes rows twice."""
+def cpu_arguments(
+    config: PretrainedConfig, options: VllmOptions, max_context: int
+) -> dict[str, object]:
+    """Room for the keys and values of all rows at full length, and of a row more, or
+    the most there may be: beyond it vLLM computes rows twice."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None)
     width = width or config.hidden_size // config.num_attention_heads
-    item = getattr(torch, engine.options.dtype).itemsize
-    token = 2 * config.num_hidden_layers * heads * width * item
-    num_rows = engine.options.max_rows + 1
-    return min(num_rows * engine.max_context * token, MAX_CPU_CACHE)
+    item = getattr(torch, options.dtype).itemsize
+    row = max_context * 2 * config.num_hidden_layers * heads * width * item
+    return {
+        "kv_cache_memory_bytes": min((options.max_rows + 1) * row, MAX_CPU_CACHE),
+        "enforce_eager": True,
+        # a seeded request that is read in chunks ends vLLM 0.32 on a CPU
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(PREFILL_TOKENS, max_context),
+    }
 
 
 def start_vllm(arguments: dict[str, object]) -> object:

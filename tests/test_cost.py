@@ -97,7 +97,10 @@ def test_what_ranks_share_and_what_they_do_not():
     for part in ("master_weights", "gradients", "moments"):
         assert getattr(four, part) == getattr(one, part) / 4
     assert four.kv_cache == one.kv_cache / 4 == alike.kv_cache
-    assert (four.activations, four.logits) == (one.activations, one.logits)
+    # three groups to an update: a rank has one of 8 * 768 tokens, less than 8192
+    assert four.activations == one.activations * 8 * 768 / 8192
+    two = estimate_memory(size, sharded, ranks=2)
+    assert (two.activations, two.logits) == (one.activations, one.logits)
     token = 2 * 30 * 3 * 64  # keys and values, layers, heads, channels
     assert one.kv_cache == 4 * token * 64 * 768
 

@@ -19,7 +19,13 @@ from transformers import (
 )
 
 from gagar_mini.config import DType
-from gagar_mini.model.hf_engine import ADAPTER, load_chat_model, require
+from gagar_mini.model.hf_engine import (
+    ADAPTER,
+    load_base_model,
+    load_chat_model,
+    require,
+)
+from gagar_mini.paths import find_checkpoint
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -110,8 +116,12 @@ class ChatPolicy(nn.Module):
 
     def empty_copy(self) -> "ChatPolicy":
         """A policy of the same shape, to be filled with weights."""
-        model = AutoModelForCausalLM.from_config(self.causal_model.config)
-        return ChatPolicy(model.float(), self.num_tokens)
+        return ChatPolicy(self.empty_model(torch.float32), self.num_tokens)
+
+    def empty_model(self, dtype: torch.dtype) -> PreTrainedModel:
+        """A model of the same shape. To cast one would round its rotary angles, too."""
+        config = self.causal_model.config
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def packed_arguments(samples: Int[Tensor, "row token"]) -> dict[str, Tensor]:
@@ -143,22 +153,14 @@ def load_chat_policy(
 ) -> tuple[ChatPolicy, PreTrainedTokenizerBase]:
     """A policy by the folder, id or short name of its model, to be trained.
 
-    `lora_rank` above 0 trains adapters of this rank on every linear layer but the head.
-    Raises ValueError for what cannot be loaded, or where peft is missing.
+    `lora_rank` above 0 trains adapters of this rank on every linear layer but the head;
+    those of an adapter's folder are trained on. Raises ValueError for what cannot be
+    loaded, or where peft is missing.
     """
-    model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
     if lora_rank:
-        require("peft", "LoRA")
-        from peft import LoraConfig, get_peft_model
-
-        settings = LoraConfig(
-            r=lora_rank,
-            lora_alpha=2 * lora_rank,
-            target_modules="all-linear",
-            base_model_name_or_path=name,
-            task_type="CAUSAL_LM",
-        )
-        model = get_peft_model(model, settings)
+        model, tokenizer = load_adapters(name, lora_rank, device)
+    else:
+        model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
     policy = ChatPolicy(
         model,
         max(tokenizer.get_vocab().values()) + 1,
@@ -166,6 +168,35 @@ def load_chat_policy(
         gradient_checkpointing=gradient_checkpointing,
     )
     return policy, tokenizer
+
+
+def load_adapters(
+    name: str, rank: int, device: str
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """A model with adapters to train: new ones, or those of a folder, which go on."""
+    require("peft", "LoRA")
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    folder = find_checkpoint(name)
+    if (folder / ADAPTER).is_file():
+        model, tokenizer = load_base_model(folder, device)
+        model = PeftModel.from_pretrained(model, folder, is_trainable=True)
+        found = model.peft_config["default"].r
+        if found != rank:
+            raise ValueError(
+                f"the adapter {name!r} has rank {found} and not {rank}: train it on "
+                f"with that rank, or all weights with rank 0"
+            )
+        return model, tokenizer
+    model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
+    model.name_or_path = name  # as given: what the adapter will ask for
+    settings = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, settings), tokenizer
 
 
 def save_chat_policy(

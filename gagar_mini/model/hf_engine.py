@@ -74,10 +74,7 @@ def load_adapted_model(
     require("peft", "an adapter")
     from peft import PeftModel
 
-    written = parse_json((Path(folder) / ADAPTER).read_bytes(), ADAPTER)
-    base, tokenizer = load_chat_model(
-        str(written["base_model_name_or_path"]), device=device, dtype=torch.float32
-    )
+    base, tokenizer = load_base_model(Path(folder), device)
     try:
         merged = PeftModel.from_pretrained(base, folder).merge_and_unload()
     except Exception as error:
@@ -86,6 +83,17 @@ def load_adapted_model(
             f"the adapter {folder!r} does not fit its model ({told})"
         ) from error
     return merged.to(dtype), tokenizer
+
+
+def load_base_model(
+    folder: Path, device: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model that an adapter is for, in fp32, under the name that it has there."""
+    written = parse_json((folder / ADAPTER).read_bytes(), ADAPTER)
+    name = str(written["base_model_name_or_path"])
+    model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
+    model.name_or_path = name
+    return model, tokenizer
 
 
 def require(package: str, purpose: str) -> None:

@@ -239,20 +239,45 @@ def smol() -> RunConfig:
         steps=20,
         threads=2,
         checkpoint_every=1,
-        keep_checkpoints=1,
         rollout=RolloutConfig(
-            max_action_tokens=448,
-            max_new_tokens=160,
-            max_context_tokens=1408,
+            temperature=0.8,
+            max_turns=8,
+            max_action_tokens=352,
+            max_new_tokens=128,
+            max_context_tokens=1024,
         ),
-        sampling=SamplingConfig(groups_per_step=4, tasks_per_round=5, max_rounds=1),
+        sampling=SamplingConfig(groups_per_step=4, tasks_per_round=4, max_rounds=1),
         optim=OptimConfig(
-            lr=1e-4, lora_rank=16, num_minibatches=1, micro_batch_tokens=2048
+            lr=2e-4, lora_rank=8, num_minibatches=1, micro_batch_tokens=2048
         ),
     )
 
 
-PRESETS = {"tiny": tiny, "smol": smol}
+def one_gpu() -> RunConfig:
+    """A chat model of .5B (24 GB) to 1.5B (80 GB) parameters, vLLM beside the
+    trainer."""
+    return RunConfig(
+        preset="one_gpu",
+        policy="Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        dtype="bfloat16",
+        engine="vllm",
+        steps=100,
+        tasks=TaskConfig(family="full"),
+        rollout=RolloutConfig(
+            max_turns=12,
+            max_action_tokens=1536,
+            max_new_tokens=384,
+            max_context_tokens=4096,
+            max_observation_chars=4000,
+        ),
+        sampling=SamplingConfig(groups_per_step=12, tasks_per_round=16, max_rounds=3),
+        optim=OptimConfig(
+            lr=2e-6, micro_batch_tokens=16_384, gradient_checkpointing=True
+        ),
+    )
+
+
+PRESETS = {"tiny": tiny, "smol": smol, "one_gpu": one_gpu}
 
 
 def check(config: RunConfig) -> None:

@@ -16,12 +16,14 @@ from torch.testing import assert_close
 
 from gagar_mini.agent.chat_dialect import ChatDialect
 from gagar_mini.agent.rollouts import Harness, rollout_group
-from gagar_mini.config import ChatSftConfig, RunConfig, with_overrides
+from gagar_mini.config import PRESETS, ChatSftConfig, RunConfig, with_overrides
+from gagar_mini.cost import estimate_memory, model_size
 from gagar_mini.learn.batching import build_batch
 from gagar_mini.learn.chat_sft import fit_chat, pack, packed_batches, taught_loss
 from gagar_mini.learn.collecting import TaskSampler
 from gagar_mini.learn.demonstrations import Demonstration
 from gagar_mini.learn.opening import (
+    expected_memory,
     is_chat,
     open_engine,
     open_policy,
@@ -155,6 +157,35 @@ def test_a_saved_policy_is_read_back(folder, tmp_path, lora_rank):
 def test_what_the_tiny_policy_has_not_is_told():
     with pytest.raises(ValueError, match="are for chat models"):
         open_policy(with_overrides(RunConfig(), {"optim.lora_rank": 4}))
+
+
+def test_memory_is_told_before_anything_is_loaded(folder):
+    told = expected_memory(config_of(folder, **{"optim.lora_rank": 4}))
+    assert told.startswith("memory: at most ") and "kv cache" in told
+    assert expected_memory(RunConfig()) == ""
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        expected_memory(config_of(folder / "nowhere"))
+
+
+QWEN_SIZES = {24: (24, 896, 4864, 14), 80: (28, 1536, 8960, 12)}
+
+
+@pytest.mark.parametrize("gigabytes", QWEN_SIZES)
+def test_the_preset_one_gpu_fits(gigabytes):
+    """Qwen2.5's .5B on 24 GB, its 1.5B on 80 GB."""
+    num_layers, width, inner, num_heads = QWEN_SIZES[gigabytes]
+    written = {
+        "model_type": "qwen2",
+        "vocab_size": 151_936,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+    needed = estimate_memory(model_size(written), PRESETS["one_gpu"]())
+    assert needed.total < 0.9 * gigabytes * 1e9
 
 
 # --- packing --------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`train`, `experiment`, `compare` and `export`: runs and what becomes of them."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,12 @@ class Train:
     Example, the baseline:  gagar-mini train --credit binary --seed 0 --steps 50
     Example, the method:    gagar-mini train --credit gagar --grader rubric --seed 0
     Example, a setting:     gagar-mini train --rollout.group-size 16 --dry-run
+    Example, a pretrained model on a CPU:  gagar-mini train --preset smol
+    Example, on a GPU:      gagar-mini train --preset one_gpu --model \\
+                            Qwen/Qwen2.5-Coder-0.5B-Instruct
 
-    --credit and --grader are short for --credit.rule and --grader.name. The run folder
+    --credit and --grader are short for --credit.rule and --grader.name, --model for
+    --policy. The run folder
     gets config.yaml, metrics.jsonl, rollouts/, checkpoints/ and summary.json; an
     existing one is never overwritten: give --resume to go on with it. A step of the
     tiny preset takes 2 to 4 seconds on one core.
@@ -48,8 +53,12 @@ class Train:
                 f"the folder {run_dir} is not empty: go on with the run that it holds "
                 "(--resume), or choose another --run-dir"
             )
+        from gagar_mini.learn.opening import expected_memory
         from gagar_mini.learn.rl import train
 
+        memory = expected_memory(self.config)
+        if memory and os.environ.get("RANK", "0") == "0":
+            print(memory, flush=True)
         changed = differences(PRESETS[self.config.preset](), self.config)
         told = ", ".join(f"{name}={new}" for name, (_, new) in changed.items())
         title = f"{run_dir}: {self.config.preset} with {told or 'its defaults'}"
@@ -88,6 +97,7 @@ def expand_shorthand(word: str) -> str:
     flag, equals, value = word.partition("=")
     names = {"--credit": "--credit.rule", "--grader": "--grader.name"}
     names |= {"--tools": "--rollout.tools", "--image": "--sandbox-image"}
+    names |= {"--model": "--policy"}
     return names.get(flag, flag) + equals + value
 
 

@@ -5,6 +5,7 @@ Anything else is a chat model: a folder, an adapter, an id, a name of `models fe
 """
 
 import copy
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from gagar_mini.agent.chat_dialect import ChatDialect
 from gagar_mini.agent.dialect import SPECIAL_TOKENS, CompactDialect, Dialect
 from gagar_mini.config import RunConfig
+from gagar_mini.cost import estimate_memory, gib, model_size
 from gagar_mini.model.batch_engine import open_chat_engine
 from gagar_mini.model.chat_policy import (
     ChatPolicy,
@@ -23,7 +25,7 @@ from gagar_mini.model.chat_policy import (
     read_chat_weights,
     save_chat_policy,
 )
-from gagar_mini.model.hf_engine import ADAPTER, copy_weights
+from gagar_mini.model.hf_engine import ADAPTER, copy_weights, read_model_config
 from gagar_mini.model.policy import TinyPolicy, load_policy, save_policy
 from gagar_mini.model.torch_engine import TorchEngine
 from gagar_mini.model.vllm_engine import VllmEngine, VllmOptions
@@ -49,6 +51,32 @@ def is_chat(name: str | Path) -> bool:
     except (ValueError, TypeError, KeyError):
         return False  # damaged: whoever loads it says how
     return not names.issuperset(SPECIAL_TOKENS)
+
+
+def expected_memory(config: RunConfig) -> str:
+    """What a run with a chat model will need, in a line; "" for a tiny policy.
+
+    Raises ValueError where the model has no config to be had.
+    """
+    folder = find_checkpoint(config.policy)
+    if not is_chat(folder):
+        return ""
+    try:
+        size = model_size(read_model_config(config.policy))
+    except ValueError as error:
+        if "cannot be loaded" in str(error):
+            raise
+        return f"memory: not estimated ({error})"
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    needed = estimate_memory(
+        size, config, ranks=ranks, has_own_engine=not config.vllm.servers
+    )
+    parts = [
+        f"{name.replace('_', ' ')} {gib(value)}"
+        for name, value in dataclasses.asdict(needed).items()
+        if value >= 2**20
+    ]
+    return f"memory: at most {gib(needed.total)} a process ({', '.join(parts)})"
 
 
 def open_policy(config: RunConfig) -> tuple[Policy, PreTrainedTokenizerBase]:
@@ -112,27 +140,26 @@ def open_vllm_engine(
     *,
     max_rows: int,
 ) -> Engine:
-    """vLLM in this process, or at the servers of the config.
+    """vLLM in this process, or at those of the config's servers that are this rank's.
 
-    Raises ValueError without vLLM or a server, and in a run of several processes, which
-    would push their weights all at once.
+    Raises ValueError without vLLM or a server.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "the engine vllm is for one process so far: use --engine torch"
-        )
+    rank = int(os.environ.get("RANK", "0"))
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    servers = own_servers(config.vllm.servers, rank, num_ranks)
 
     def write_folder(policy: Policy, folder: Path) -> None:
         save_whole_policy(policy, tokenizer, folder)
 
     context = config.rollout.max_context_tokens
-    if config.vllm.servers:
+    if servers:
+        exchange = Path(config.vllm.exchange or tempfile.mkdtemp())
         return VllmServerEngine(
-            config.vllm.servers.split(),
+            servers,
             policy.num_tokens,
             num_logits(policy),
             write_folder=write_folder,
-            exchange=Path(config.vllm.exchange or tempfile.mkdtemp()),
+            exchange=exchange / f"rank-{rank}",
             max_context=context,
         )
     options = VllmOptions(
@@ -147,6 +174,22 @@ def open_vllm_engine(
         else:
             save_policy(policy, tokenizer, folder)
         return VllmEngine(folder, policy.num_tokens, options, policy=policy)
+
+
+def own_servers(addresses: str, rank: int, num_ranks: int) -> list[str]:
+    """Every `num_ranks`-th server, from the one numbered `rank`: what two ranks pushed
+    to one server would be two versions of the weights.
+
+    Raises ValueError where a rank of several would have none: vLLM inside a training
+    process takes torch.distributed for itself.
+    """
+    own = addresses.split()[rank::num_ranks]
+    if num_ranks > 1 and not own:
+        raise ValueError(
+            f"the engine vllm in a run of {num_ranks} processes needs a server for "
+            f"each: vllm.servers has {len(addresses.split())}"
+        )
+    return own
 
 
 def num_logits(policy: Policy) -> int:

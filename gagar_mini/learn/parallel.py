@@ -103,7 +103,10 @@ def joined_ranks() -> Iterator[Ranks]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # or all take the first
     with _all_alive():
         dist.init_process_group(backend, timeout=PATIENCE)
     try:

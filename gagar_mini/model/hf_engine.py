@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     DynamicCache,
@@ -58,14 +59,19 @@ def load_chat_model(
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, local_files_only=is_local
         )
-    except Exception as error:  # the library raises many kinds for a damaged file
-        told = " ".join(str(error).split()).split(". ")[0][:200]
-        raise ValueError(
-            f"the model {name!r} cannot be loaded ({told}): give the folder of a "
-            "causal language model in Hugging Face layout, or an id where the hub can "
-            "be reached; `gagar-mini models fetch smol` makes a folder without a hub"
-        ) from error
+    except Exception as error:
+        raise unloadable(name, error) from error
     return model.to(device), tokenizer
+
+
+def unloadable(name: str, error: Exception) -> ValueError:
+    """A sentence for the many kinds of error that the library raises."""
+    told = " ".join(str(error).split()).split(". ")[0][:200]
+    return ValueError(
+        f"the model {name!r} cannot be loaded ({told}): give the folder of a causal "
+        "language model in Hugging Face layout, or an id where the hub can be reached; "
+        "`gagar-mini models fetch smol` makes a folder without a hub"
+    )
 
 
 def load_adapted_model(
@@ -89,11 +95,32 @@ def load_base_model(
     folder: Path, device: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model that an adapter is for, in fp32, under the name that it has there."""
-    written = parse_json((folder / ADAPTER).read_bytes(), ADAPTER)
-    name = str(written["base_model_name_or_path"])
+    name = base_name(folder)
     model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
     model.name_or_path = name
     return model, tokenizer
+
+
+def base_name(folder: Path) -> str:
+    """The model that the adapter in a folder is for, as it is named there."""
+    written = parse_json((folder / ADAPTER).read_bytes(), ADAPTER)
+    return str(written["base_model_name_or_path"])
+
+
+def read_model_config(name: str) -> dict[str, object]:
+    """The config of a model, by any of its names, before anything else of it is read.
+
+    Raises ValueError, in one sentence, where there is none.
+    """
+    path = Path(fetch_model(name) if name in MODELS else find_checkpoint(name))
+    if (path / ADAPTER).is_file():
+        return read_model_config(base_name(path))
+    try:
+        return AutoConfig.from_pretrained(
+            str(path), local_files_only=path.is_dir()
+        ).to_dict()
+    except Exception as error:
+        raise unloadable(str(path), error) from error
 
 
 def require(package: str, purpose: str) -> None:

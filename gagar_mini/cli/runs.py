@@ -112,6 +112,9 @@ class ExperimentFlags:
 
     Example: gagar-mini experiment --arms binary gagar --seeds 0 1 2 --steps 50 --out
     data/runs/mine
+    Example, of a pretrained model (hours on a CPU): gagar-mini experiment --preset smol
+    --seeds 0 --steps 20 --budgets 8x352 6x256 --samples 4 --max-tasks 32 --out
+    data/runs/smol
 
     Runs are processes of their own, one thread each, `--jobs` side by side. Started
     again, the experiment goes on where it was stopped. Ends with the table and the
@@ -125,6 +128,8 @@ class ExperimentFlags:
     with the small trained grader), and the controls oracle, shortest, random, reversed
     (GAGAR with that grader)."""
     seeds: tuple[int, ...] = (0, 1, 2)
+    preset: str = "tiny"
+    """Settings of all runs, but for one thread each."""
     steps: int = 50
     budgets: tuple[str, ...] = ("9x96", "7x72")
     """Budgets of the held-out evaluations: turns x sampled tokens."""
@@ -148,6 +153,7 @@ class ExperimentFlags:
             budgets=tuple(budget_of(text) for text in self.budgets),
             samples=self.samples,
             max_tasks=self.max_tasks,
+            overrides=("--preset", self.preset, "--threads", "1"),
         )
         check_can_be_made(self.out)
         try:

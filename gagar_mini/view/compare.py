@@ -252,6 +252,6 @@ def estimate_cells(
 def estimate_text(estimate: Estimate) -> str:
     digits = 1 if abs(estimate.mean) >= 10 else 2
     text = f"{estimate.mean:.{digits}f}"
-    if math.isnan(estimate.low):
+    if not math.isfinite(estimate.low):
         return text
     return f"{text} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"

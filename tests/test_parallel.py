@@ -19,6 +19,7 @@ from torch.testing import assert_close
 from gagar_mini.config import with_overrides
 from gagar_mini.learn.batching import build_batch, deal_groups, split_minibatches
 from gagar_mini.learn.collecting import TaskSampler
+from gagar_mini.learn.opening import own_servers
 from gagar_mini.learn.parallel import ALONE, Ranks, interleave, joined_ranks, whole
 from gagar_mini.learn.rl import credit, open_shared_run, run_to_the_end
 from gagar_mini.learn.stopping import Stopper
@@ -65,6 +66,14 @@ def test_groups_are_dealt_whole_and_evenly():
         1,
         0,
     ]
+
+
+def test_a_server_samples_for_one_rank():
+    hands = [own_servers("http://a http://b http://c", rank, 2) for rank in (0, 1)]
+    assert hands == [["http://a", "http://c"], ["http://b"]]
+    assert own_servers("", 0, 1) == []  # vLLM in the process
+    with pytest.raises(ValueError, match="a server for each"):
+        own_servers("http://a", 1, 2)
 
 
 def test_one_process_is_alone():

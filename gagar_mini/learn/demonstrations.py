@@ -65,6 +65,18 @@ class Habits:
 
 
 HABITS = Habits()
+CAREFUL = Habits(
+    clean=0.40,
+    other_view=0.20,
+    repro=0.30,
+    right_base=0.88,
+    right_per_habit=0.03,
+    check_if_clean=0.30,
+    check_if_sloppy=0.50,
+    slip=0.02,
+)
+"""Mostly right, whatever the style: for a large model and few demonstrations."""
+DEMONSTRATORS = {"mixed": HABITS, "careful": CAREFUL}
 COMMENTS = ("# fix", "# corrected", "# was wrong before")
 NOTES = "fixed {}\n"
 

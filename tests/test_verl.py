@@ -12,6 +12,7 @@ from peer_world import GOLDEN, LOGGED_MAXIMA, T1, T3, ScriptedGrader
 from torch.testing import assert_close
 
 from gagar_mini.integrations import verl as ours
+from gagar_mini.paths import find_checkpoint
 
 pytestmark = pytest.mark.peers
 
@@ -182,3 +183,124 @@ def test_the_recipe_is_a_config_of_verl():
     grader, timeout_s = ours.grader_of(config)
     assert type(grader).__name__ == "RubricGrader" and timeout_s == 600
     assert config.algorithm.adv_estimator in ours.ESTIMATORS
+
+
+# --- verl's trainer and its queue, without a Ray cluster ------------------------------
+
+
+@pytest.fixture
+def queue():
+    """TransferQueue's own controller and storage as objects of this process, where a
+    trainer has Ray start them elsewhere; all goes through their sockets, as ever."""
+    import transfer_queue
+    from omegaconf import OmegaConf
+    from transfer_queue import interface
+    from transfer_queue.controller import TransferQueueController
+    from transfer_queue.storage.simple_storage import SimpleStorageUnit
+
+    def plain(actor):
+        return actor.__ray_metadata__.modified_class
+
+    config = OmegaConf.load(Path(transfer_queue.__file__).with_name("config.yaml"))
+    config = OmegaConf.create(
+        OmegaConf.to_container(config), flags={"allow_objects": True}
+    )
+    controller = plain(TransferQueueController)()
+    storage = plain(SimpleStorageUnit)(dict(config.backend.SimpleStorage))
+    config.controller.zmq_info = controller.get_zmq_server_info()
+    config.backend.SimpleStorage.zmq_info = {"0": storage.get_zmq_server_info()}
+    interface._maybe_create_tq_client(config)
+    yield transfer_queue
+    interface._TQ_CLIENT.close()
+    interface._TQ_CLIENT = None
+
+
+def trainer_of(recipe_overrides):
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    ours.register()
+    with initialize_config_dir(str(RECIPE.parent), version_base=None):
+        config = compose(RECIPE.stem, recipe_overrides)
+    OmegaConf.resolve(config)
+    trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+    trainer.global_steps = 1
+    return trainer
+
+
+def test_a_step_of_the_trainer_from_the_queue_to_the_weights(queue):
+    """Rollouts lie in the queue; the registered trainer grades them and puts advantages
+    back; verl's own loss makes a step of a real model of them. What is left of a step
+    is Ray's to place on GPUs: sampling, and the actors that hold the shards."""
+    from transfer_queue import KVBatchMeta
+    from transformers import AutoModelForCausalLM
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.trainer.ppo.v1.agent_loop_tq import list_of_dict_to_tensordict
+    from verl.utils.config import omega_conf_to_dataclass
+
+    trainer = trainer_of(["actor_rollout_ref.model.path=any"])
+    trainer.grader = ScriptedGrader((T1, T3))
+    policy = AutoModelForCausalLM.from_pretrained(find_checkpoint("data/policy/tiny"))
+    ids = torch.arange(20, 52).view(4, 8)  # prompts of three tokens, answers of five
+    before = answer_logprobs(policy, ids)
+    keys = [f"u_{row}_0" for row in range(4)]
+    fields = [
+        {
+            "uid": "u",
+            "response_mask": torch.ones(5, dtype=torch.int64),
+            "rm_scores": torch.tensor([0, 0, 0, 0, reward]),
+            "rollout_log_probs": before[row].detach(),
+            "old_log_probs": before[row].detach(),
+            "extra_fields": {
+                "raw_prompt": [{"role": "user", "content": "fix it"}],
+                "gagar": {"patch": f"patch {row}".encode()},
+            },
+        }
+        for row, reward in enumerate([1.0, 1.0, 0.0, 0.0])
+    ]
+    tags = [{} for _ in keys]
+    data = list_of_dict_to_tensordict(fields)
+    queue.kv_batch_put(keys=keys, fields=data, tags=tags, partition_id="train")
+
+    batch = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+    metrics = {}
+    trainer._compute_advantage(batch, metrics)
+    assert metrics["gagar/gradable_groups"] == 1
+    task, candidates = trainer.grader.seen[0]
+    assert "fix it" in task.statement
+    assert [c.patch for c in candidates] == [
+        b"patch 0",
+        b"patch 1",
+        b"patch 2",
+        b"patch 3",
+    ]
+    names = ["advantages"]
+    known = queue.kv_batch_get(keys=keys, partition_id="train", select_fields=names)
+    advantages = torch.stack(list(known["advantages"].unbind()))
+    expected = torch.tensor([0.775, 0.175, -0.475, -0.475]).unsqueeze(1).expand(4, 5)
+    assert_close(advantages, expected, atol=5e-6, rtol=0)
+
+    actor = omega_conf_to_dataclass(trainer.config.actor_rollout_ref.actor)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1e-3)
+    logprobs = answer_logprobs(policy, ids)
+    loss, _ = get_policy_loss_fn("vanilla")(
+        old_log_prob=before.detach(),
+        log_prob=logprobs,
+        advantages=advantages,
+        response_mask=torch.ones(4, 5),
+        loss_agg_mode=actor.loss_agg_mode,
+        config=actor,
+    )
+    logprobs.retain_grad()
+    loss.backward()
+    assert_close(logprobs.grad, -expected / 20)  # the token mean, on-policy
+    optimizer.step()
+    lift = (answer_logprobs(policy, ids) - before).sum(1)
+    assert lift[0] > lift[1] > lift[2:].max() and lift[0] > 0 > lift[2:].min()
+
+
+def answer_logprobs(policy, ids):
+    """[4, 5], of the tokens behind the prompt of three."""
+    logprobs = policy(ids).logits[:, 2:-1].log_softmax(-1)
+    return logprobs.gather(-1, ids[:, 3:, None]).squeeze(-1)

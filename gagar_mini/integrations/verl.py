@@ -22,6 +22,10 @@ What an agent loop puts into `extra_fields["gagar"]` of each rollout, a dict:
 
 Groups are whole here: verl computes advantages in one process, after all rollouts of a
 group have ended. Grading takes place there and then; it does not overlap rollouts.
+
+On a CPU the tests take a step of it: rollouts in TransferQueue, this trainer's
+advantages, verl's loss, new weights. A whole run of `main_ppo` is not among them, since
+verl samples through vLLM or SGLang servers on GPUs that a Ray cluster places.
 """
 
 import importlib.util

@@ -661,7 +661,7 @@ def test_a_dead_endpoint_is_a_counted_fallback(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     grader = AgenticGrader(
-        EndpointMind("m", "http://127.0.0.1:9/v1"), limits=GradingLimits(reply_s=3.0)
+        EndpointMind("m", "http://127.0.0.1:9/v1"), limits=GradingLimits(reply_s=1.0)
     )
     assert fallback(grader, timeout_s=8.0) in ("crash", "timeout")
 

@@ -1,6 +1,7 @@
 """What a linter does not know: short functions, plain text, no way around the types."""
 
 import ast
+import functools
 import statistics
 from pathlib import Path
 
@@ -18,6 +19,11 @@ each_module = pytest.mark.parametrize(
 )
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     return [node for node in ast.walk(tree) if isinstance(node, kinds)]
@@ -29,13 +35,12 @@ def num_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 @each_module
 def test_functions_are_short(path):
-    for function in functions(ast.parse(path.read_text())):
+    for function in functions(tree_of(path)):
         assert num_lines(function) <= LONGEST, f"{path.name}: {function.name}"
 
 
 def test_the_median_function_is_about_fifteen_lines():
-    trees = [ast.parse(path.read_text()) for path in MODULES]
-    lengths = [num_lines(function) for tree in trees for function in functions(tree)]
+    lengths = [num_lines(f) for path in MODULES for f in functions(tree_of(path))]
     assert statistics.median(lengths) <= 16
 
 
@@ -46,7 +51,7 @@ def test_text_is_ascii(path):
 
 @each_module
 def test_modules_say_what_they_are_and_hide_no_types(path):
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     assert ast.get_docstring(tree) or not tree.body, path
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -57,7 +62,7 @@ def test_modules_say_what_they_are_and_hide_no_types(path):
 
 @each_module
 def test_public_functions_are_annotated(path):
-    for function in functions(ast.parse(path.read_text())):
+    for function in functions(tree_of(path)):
         if function.name.startswith("_") or path.name in INSIDE_SANDBOX:
             continue
         arguments = function.args.args + function.args.kwonlyargs

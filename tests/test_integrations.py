@@ -82,7 +82,7 @@ def test_each_group_has_its_own_fate_also_under_a_running_loop():
     ]
 
     async def notebook_cell():
-        return grade_all(Moody(), jobs, 2.0)
+        return grade_all(Moody(), jobs, 1.0)
 
     started = time.monotonic()
     results = asyncio.run(notebook_cell())

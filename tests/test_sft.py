@@ -127,7 +127,7 @@ def test_learning_rate_rises_then_falls_to_a_tenth():
 
 def test_a_policy_learns_what_it_is_shown():
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
-    shown = [Demonstration(ids, [False] + [True] * 7, [])] * 256
+    shown = [Demonstration(ids, [False] + [True] * 7, [])] * 128
     policy = TinyPolicy(PolicyConfig(vocab_size=16), seed=0)
     config = SftConfig(batch_tokens=256, threads=1)
     assert fit(policy, shown, config) < 0.2

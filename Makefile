@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND ?= Agg
 
-.PHONY: help venv demo results smol test test-all test-docker test-peers test-vllm unit notebooks lint format bench grader-eval attacks faults readme clean
+.PHONY: help venv demo results smol test test-all test-docker test-peers test-vllm unit notebooks lint format bench bench-peers grader-eval attacks faults readme clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -128,6 +128,11 @@ bench: venv ## a training step, the engine and the verifier, timed on this machi
 	-$(BIN)/gagar-mini tasks fetch
 	.ci/with-docker $(BIN)/python tests/benchmarks/bench_sandboxes.py \
 	  --out $(RUNS)/bench_sandboxes.json
+
+bench-peers: .venv-trl/.installed .venv-vllm/.installed ## beside TRL, vLLM and generate
+	$(BIN)/python -m pip install --quiet -e ".[smol]" -c $(CONSTRAINTS)
+	$(BIN)/gagar-mini models fetch smol
+	$(BIN)/python tests/benchmarks/bench_peers.py
 
 grader-eval: venv ## the trained grader against known orders and its baselines
 	$(BIN)/gagar-mini eval grader --grader agentic --pointwise \

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from gagar_mini.model.policy import PolicyConfig, TinyPolicy, save_policy
 from gagar_mini.model.tokenizer import train_tokenizer
 from gagar_mini.model.torch_engine import TorchEngine
-from gagar_mini.types import SamplingParams
+from gagar_mini.types import Engine, SamplingParams
 
 PAD = 0
 
@@ -126,6 +126,16 @@ def run_engine(
 ) -> int:
     """Sampled tokens. The engine is made anew: nothing is carried over."""
     engine = TorchEngine(policy, max_rows=options.num_conversations)
+    return asyncio.run(roll_out(engine, prompts, observations, options))
+
+
+async def roll_out(
+    engine: Engine,
+    prompts: list[list[int]],
+    observations: list[list[list[int]]],
+    options: Options,
+) -> int:
+    """Sampled tokens of all conversations, held at once with any engine."""
     sampling = SamplingParams(1.0, options.new_tokens, stop_ids=())
 
     async def talk(index: int) -> int:
@@ -140,10 +150,7 @@ def run_engine(
                     ids += observations[turn][index]
         return num_sampled
 
-    async def gather() -> int:
-        return sum(await asyncio.gather(*map(talk, range(len(prompts)))))
-
-    return asyncio.run(gather())
+    return sum(await asyncio.gather(*map(talk, range(len(prompts)))))
 
 
 def run_fresh(

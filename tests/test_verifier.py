@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from hurried import Hurried, side_by_side
 
 from gagar_mini.types import HiddenTest, SandboxUnavailable, Status, Target, Task
 from gagar_mini.world import verifier
@@ -207,15 +208,25 @@ ATTACKS = {
 }
 
 
+@pytest.fixture(scope="module")
+def outcomes(sandbox):
+    """Of each attack, and of the honest repair that comes right after it."""
+    hurried = Hurried(sandbox, wall_s=1.0)
+
+    def attack(name):
+        attacked = verify_price(hurried, ATTACKS[name].encode())
+        return attacked, verify_price(sandbox, RIGHT)
+
+    return side_by_side(attack, ATTACKS)
+
+
 @pytest.mark.parametrize("name", ATTACKS)
-def test_no_attack_is_rewarded(sandbox, name, monkeypatch):
-    with monkeypatch.context() as patched:  # so that a hang costs less of the suite
-        patched.setattr(verifier, "LIMITS", replace(verifier.LIMITS, wall_s=1.0))
-        outcome = verify_price(sandbox, ATTACKS[name].encode())
+def test_no_attack_is_rewarded(outcomes, name):
+    outcome, honest = outcomes[name]
     assert outcome.status is Status.FAIL and outcome.reason
     assert set(outcome.tests) == {"total", "first"}
     assert outcome.duration_s < 20
-    assert verify_price(sandbox, RIGHT).status is Status.PASS
+    assert honest.status is Status.PASS
 
 
 PLANTED = {

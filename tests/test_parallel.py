@@ -71,7 +71,7 @@ def test_groups_are_dealt_whole_and_evenly():
 def test_a_server_samples_for_one_rank():
     hands = [own_servers("http://a http://b http://c", rank, 2) for rank in (0, 1)]
     assert hands == [["http://a", "http://c"], ["http://b"]]
-    assert own_servers("", 0, 1) == []  # vLLM in the process
+    assert own_servers("", 1, 2) == []  # vLLM in every process
     with pytest.raises(ValueError, match="a server for each"):
         own_servers("http://a", 1, 2)
 

@@ -167,6 +167,7 @@ def open_vllm_engine(
         max_rows=max_rows,
         max_context=context,
         memory_share=config.vllm.memory_share,
+        write_folder=write_folder,
     )
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(policy, ChatPolicy):
@@ -180,11 +181,10 @@ def own_servers(addresses: str, rank: int, num_ranks: int) -> list[str]:
     """Every `num_ranks`-th server, from the one numbered `rank`: what two ranks pushed
     to one server would be two versions of the weights.
 
-    Raises ValueError where a rank of several would have none: vLLM inside a training
-    process takes torch.distributed for itself.
+    None are vLLM in every process. Raises ValueError for fewer servers than ranks.
     """
     own = addresses.split()[rank::num_ranks]
-    if num_ranks > 1 and not own:
+    if addresses and not own:
         raise ValueError(
             f"the engine vllm in a run of {num_ranks} processes needs a server for "
             f"each: vllm.servers has {len(addresses.split())}"

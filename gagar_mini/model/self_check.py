@@ -50,7 +50,9 @@ async def check_engine(
 
     done = await asyncio.gather(*map(complete, range(len(prompts))))
     trainer = [
-        teacher_forced(logits, prompt, completion.ids, sampling.temperature, device)
+        teacher_forced(
+            logits, prompt, completion.ids.tolist(), sampling.temperature, device
+        )
         for prompt, completion in zip(prompts, done, strict=True)
     ]
     return check_logprobs(trainer, [c.logprobs for c in done], dtype=dtype)
@@ -87,12 +89,12 @@ def check_logprobs(
 def teacher_forced(
     logits: Logits,
     prompt: Sequence[int],
-    completion: np.ndarray,
-    temperature: float,
+    completion: Sequence[int],
+    temperature: float = 1.0,
     device: torch.device | str = "cpu",
 ) -> Float[np.ndarray, " num"]:
     """The trainer's log-probs of a completion; at T = 0 those at T = 1."""
-    ids = torch.tensor([[*prompt, *completion.tolist()]], device=device)
+    ids = torch.tensor([[*prompt, *completion]], device=device)
     before = logits(ids)[0, len(prompt) - 1 : -1].float()
     logprobs = (before / (temperature or 1.0)).log_softmax(-1)
     chosen = ids[0, len(prompt) :, None]

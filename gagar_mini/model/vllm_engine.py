@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import os
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -142,8 +143,10 @@ class VllmOptions:
     """What `sleep` leaves: 1 keeps the weights in main memory, 2 drops them, and the
     next `sync_weights` brings them back."""
     write_folder: WriteFolder | None = None
-    """Sync through the disk: for a model whose parameters have other names in its
-    checkpoint, so that they cannot be handed over by name."""
+    """Writes weights for a sync through the disk, the way of a model whose parameters
+    have other names in its checkpoint, so that they cannot be handed over by name."""
+    uses_disk: bool = False
+    """Sync through the disk from the start."""
 
 
 class VllmEngine(ConversationEngine):
@@ -174,6 +177,7 @@ class VllmEngine(ConversationEngine):
         super().__init__(context, weight_version)
         self.barred = barred_ids(num_tokens, config.vocab_size)
         self.is_running = self.is_asleep = False
+        self.uses_disk = self.options.uses_disk
         self.num_requests = 0
         self.answers: dict[str, asyncio.Future] = {}
         self.arrived: deque[tuple[str, list[int], object]] = deque()
@@ -213,12 +217,13 @@ class VllmEngine(ConversationEngine):
             self.is_running = True
             self.pump = asyncio.create_task(self.run())
         try:
-            return await answer
+            found = await answer
         except BaseException:
+            del self.answers[name]  # first, or the other thread could still add it
             self.dropped.append(name)
             raise
-        finally:
-            self.answers.pop(name, None)
+        del self.answers[name]
+        return found
 
     async def run(self) -> None:
         """Hand out answers as long as somebody waits for one."""
@@ -240,7 +245,8 @@ class VllmEngine(ConversationEngine):
         self.drop()
         while self.arrived:
             name, ids, wanted = self.arrived.popleft()
-            self.core.add_request(name, {"prompt_token_ids": ids}, wanted)
+            if name in self.answers:
+                self.core.add_request(name, {"prompt_token_ids": ids}, wanted)
         found = {}
         while self.core.has_unfinished_requests() and not (
             found or self.arrived or self.dropped
@@ -252,10 +258,9 @@ class VllmEngine(ConversationEngine):
 
     def drop(self) -> None:
         """Forget what nobody waits for any more."""
-        names = {self.dropped.popleft() for _ in range(len(self.dropped))}
-        for request in [r for r in self.arrived if r[0] in names]:
-            self.arrived.remove(request)
-        self.core.abort_request(sorted(names))
+        self.core.abort_request(
+            [self.dropped.popleft() for _ in range(len(self.dropped))]
+        )
 
     async def sync_weights(self, policy: nn.Module, version: int) -> None:
         """Sample from the weights of `policy` as they are now, as number `version`.
@@ -270,10 +275,10 @@ class VllmEngine(ConversationEngine):
         self.drop()
         if self.is_asleep:  # before the cache, which needs the memory that is left
             self.core.wake_up(["weights"])
-        if self.options.write_folder is None:
-            weights = finite_weights(policy)
-            self.core.apply_model(lambda model: hand_over(weights, model))
-        else:
+        weights = finite_weights(policy)
+        if not self.uses_disk:
+            self.load_by_name(weights)
+        if self.uses_disk:
             self.load_from_disk(policy, self.options.write_folder)
         if not self.core.reset_prefix_cache():
             raise RuntimeError("vLLM still holds keys and values of the old weights")
@@ -281,8 +286,19 @@ class VllmEngine(ConversationEngine):
             self.core.wake_up(["kv_cache"])
             self.is_asleep = False
 
+    def load_by_name(self, weights: dict[str, Tensor]) -> None:
+        """Hand weights over in memory, or find that they have other names."""
+        try:
+            self.core.apply_model(lambda model: hand_over(weights, model))
+        except (KeyError, ValueError) as error:
+            if self.options.write_folder is None:
+                raise
+            told = " ".join(str(error).split())[:200]
+            warnings.warn(f"weights go to vLLM through the disk ({told})", stacklevel=2)
+            self.uses_disk = True
+
     def load_from_disk(self, policy: nn.Module, write_folder: WriteFolder) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, unpacked_weights():
             write_folder(policy, Path(folder))
             self.core.collective_rpc(reload_folder, args=(folder,))
 
@@ -308,11 +324,11 @@ class VllmEngine(ConversationEngine):
         self.executor.shutdown()
 
     def stop(self) -> None:
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-        self.core.engine_core.shutdown()
-        del self.core
-        cleanup_dist_env_and_memory()
+        """End vLLM; among several ranks with the process, as its end would be that of
+        the trainer's process group."""
+        if "RANK" not in os.environ:
+            self.core.engine_core.shutdown()
+            del self.core
 
     async def in_turn(self, work: Callable[..., object], *arguments: object) -> object:
         """Run `work` in the engine's thread, after what it does at the moment."""
@@ -346,8 +362,11 @@ def engine_arguments(
     folder: str, options: VllmOptions, max_context: int
 ) -> dict[str, object]:
     """What vLLM's `EngineArgs` are given."""
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     return {
         "model": folder,
+        # under torchrun every rank has an engine of its own, on its own device
+        "distributed_executor_backend": "external_launcher" if num_ranks > 1 else None,
         "skip_tokenizer_init": True,
         "dtype": options.dtype,
         "max_model_len": max_context,
@@ -439,7 +458,6 @@ def hand_over(weights: dict[str, Tensor], model: nn.Module) -> None:
     missing = {name for name, _ in model.named_parameters()} - loaded
     if missing:
         raise ValueError(
-            f"vLLM's {min(missing)} gets no weight from this policy, whose parameters "
-            "may have other names than its checkpoint: sync through the disk "
-            "(VllmOptions.write_folder)"
+            f"vLLM's {min(missing)} gets no weight from this policy: parameters may "
+            "have other names than those of its checkpoint"
         )

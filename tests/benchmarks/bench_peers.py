@@ -64,6 +64,7 @@ PARTS = {
 @dataclass(frozen=True)
 class Options:
     parts: tuple[str, ...] = tuple(PARTS)
+    """What to measure; nothing only writes the table anew."""
     repeats: int = 3
     """Rounds that count, after one that warms up."""
     threads: int = 1
@@ -82,8 +83,9 @@ def main(options: Options) -> None:
         report[name] = found
         report = {known: report[known] for known in PARTS if known in report}
         path.write_text(json.dumps(report, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(as_text(report))
-    print(as_text({name: report[name] for name in options.parts}))
+    text = as_text(json.loads(path.read_text()))
+    options.out.with_suffix(".md").write_text(text)
+    print(text)
 
 
 def measured(part: Part, options: Options) -> dict[str, object]:
@@ -185,8 +187,8 @@ def as_text(report: dict[str, dict]) -> str:
     lines = [
         "# Beside TRL, vLLM and `generate`",
         "",
-        "Written by `make bench-peers`. Memory is the most that a process held: in all",
-        "and above what its imports took. vLLM leaves weights unpacked, as a sync needs.",
+        "Written by `make bench-peers`. Memory is the most that a process held, in all",
+        "and above what its imports took. vLLM's weights are unpacked, as syncs want.",
         "",
     ]
     for part in report.values():

@@ -92,6 +92,7 @@ async def train_step(state: TrainState, step: int) -> StepRecord:
     advantages = [credit(group, state.config.credit) for group in groups]
     clock.start("time/update_s")
     batch = build_batch(groups, advantages, state.config)
+    await state.engine.sleep()  # until new weights come: its memory is the update's
     update = update_policy(state, batch, step)
     clock.start("time/sync_s")
     await state.engine.sync_weights(whole_policy(state.policy), version=step + 1)

@@ -200,7 +200,7 @@ class HuggingFaceEngine:
             raise RuntimeError(f"{consequence} while a conversation is open")
 
     def load(self, policy: nn.Module) -> None:
-        copy_weights(policy, self.model)
+        copy_weights(policy, self.model.to(self.device))
 
     @torch.inference_mode()
     def generate(

@@ -227,6 +227,21 @@ class ChatSftConfig:
     threads: int = 2
     sandbox: str = "bubblewrap"
 
+    def __post_init__(self) -> None:
+        for name in ("num_tokens", "batch_tokens", "micro_batch_tokens", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
+        if not (0 < self.lr < math.inf and 0 <= self.warmup_share < 1):
+            raise ValueError(
+                f"lr is {self.lr} and warmup_share {self.warmup_share}: the first must "
+                "be above 0, the second lie in [0, 1)"
+            )
+        if self.pack_length < 0 or self.lora_rank < 0:
+            raise ValueError(
+                f"pack_length is {self.pack_length} and lora_rank {self.lora_rank}: "
+                "neither may be below 0"
+            )
+
 
 def tiny() -> RunConfig:
     """About 1M parameters on micro-repositories: two CPU cores, minutes."""
@@ -366,6 +381,13 @@ def _check_ranges(config: RunConfig) -> None:
         raise ValueError(
             f"vllm.memory_share is {config.vllm.memory_share}: it must lie between 0 "
             "and 1, and leave the trainer its part"
+        )
+    if config.vllm.servers and config.engine != "vllm":
+        raise ValueError("vllm.servers are of no use to another engine: --engine vllm")
+    if "@" in config.vllm.servers:
+        raise ValueError(
+            "vllm.servers holds a user or a key, and a run's config is stored: give "
+            "plain addresses"
         )
     if optim.lora_rank < 0 or (optim.lora_rank and optim.sharded):
         raise ValueError(

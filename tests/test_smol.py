@@ -24,7 +24,7 @@ def test_two_steps_train_within_the_memory_that_was_told(tmp_path):
         text=True,
         check=True,
     )
-    assert "memory: at most" in done.stdout
+    assert "memory: about" in done.stdout
     lines = [json.loads(s) for s in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2
     trained = [line for line in lines if line["policy/updates"]]

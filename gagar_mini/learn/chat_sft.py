@@ -56,7 +56,10 @@ def train_chat(out_dir: Path, config: ChatSftConfig) -> dict[str, float]:
         dtype=config.dtype,
         gradient_checkpointing=config.gradient_checkpointing,
         lora_rank=config.lora_rank,
+        seed=config.seed,
     )
+    if config.pack_length:
+        check_can_pack(policy)
     demonstrations = demonstrate_in_chat(ChatDialect(tokenizer), config, habits)
     final_loss = fit_chat(policy, demonstrations, config)
     # an adapter is a file to share, and half as large in what it was computed with
@@ -120,6 +123,10 @@ def fit_chat(
         for group in optimizer.param_groups:
             group["lr"] = config.lr * share
         losses.append(accumulate(policy, batch, config.micro_batch_tokens))
+        if not math.isfinite(losses[-1]):
+            raise FloatingPointError(
+                f"the loss of update {update} is {losses[-1]}: lower the learning rate"
+            )
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -158,6 +165,18 @@ def trained_weights(policy: ChatPolicy) -> list[Tensor]:
 
 
 # --- packing --------------------------------------------------------------------------
+
+
+def check_can_pack(policy: ChatPolicy) -> None:
+    """Raise ValueError where a mask of pairs does not say all of who sees whom."""
+    config = policy.causal_model.config
+    text = config.get_text_config()
+    kinds = {*(getattr(text, "layer_types", None) or ["full_attention"])}
+    if kinds != {"full_attention"} or config._attn_implementation != "sdpa":
+        raise ValueError(
+            "pack_length needs a model of full attention in the kernel sdpa, so that "
+            "packed samples do not see each other: use 0"
+        )
 
 
 def packed_batches(

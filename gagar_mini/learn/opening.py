@@ -76,7 +76,9 @@ def expected_memory(config: RunConfig) -> str:
         for name, value in dataclasses.asdict(needed).items()
         if value >= 2**20
     ]
-    return f"memory: at most {gib(needed.total)} a process ({', '.join(parts)})"
+    return (
+        f"memory: about {gib(needed.total)} of tensors a process ({', '.join(parts)})"
+    )
 
 
 def open_policy(config: RunConfig) -> tuple[Policy, PreTrainedTokenizerBase]:
@@ -91,6 +93,7 @@ def open_policy(config: RunConfig) -> tuple[Policy, PreTrainedTokenizerBase]:
             dtype=config.dtype,
             gradient_checkpointing=optim.gradient_checkpointing,
             lora_rank=optim.lora_rank,
+            seed=config.seed,
         )
     if optim.lora_rank or optim.gradient_checkpointing or config.dtype != "float32":
         raise ValueError(
@@ -153,7 +156,7 @@ def open_vllm_engine(
 
     context = config.rollout.max_context_tokens
     if servers:
-        exchange = Path(config.vllm.exchange or tempfile.mkdtemp())
+        exchange = Path(config.vllm.exchange or tempfile.mkdtemp()).resolve()
         return VllmServerEngine(
             servers,
             policy.num_tokens,

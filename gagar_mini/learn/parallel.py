@@ -79,7 +79,7 @@ class Ranks:
         it for a sharded policy."""
         if self.size == 1 or is_sharded(policy):
             return
-        weights = list(policy.parameters())
+        weights = [weight for weight in policy.parameters() if weight.requires_grad]
         flat = torch.cat(
             [
                 (torch.zeros_like(w) if w.grad is None else w.grad).flatten()
@@ -129,8 +129,9 @@ def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
 def shard(policy: Policy, ranks: Ranks) -> None:
     """Spread weights, gradients and so the optimiser over the ranks, in place (FSDP2).
 
-    One unit per block and one for the rest. On GPUs passes run in bf16 and gradients
-    are reduced in fp32; the weights that the optimiser sees are fp32 everywhere.
+    One unit per block and one for the rest. Passes run in the dtype of the policy (its
+    residual stream, too, in bf16) and gradients are reduced in fp32; the weights that
+    the optimiser sees are fp32 everywhere.
     FSDP2 takes the mean of the ranks' gradients: see `gradient_scale`.
     """
     if ranks.size == 1:
@@ -143,9 +144,7 @@ def shard(policy: Policy, ranks: Ranks) -> None:
     )
 
     device = next(policy.parameters()).device
-    precision = MixedPrecisionPolicy()
-    if device.type == "cuda":
-        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    precision = MixedPrecisionPolicy(policy.dtype, torch.float32)
     mesh = init_device_mesh(device.type, (ranks.size,))
     for block in policy.blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision)

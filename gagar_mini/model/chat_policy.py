@@ -6,6 +6,7 @@ and a checkpoint is the adapter alone. Left out: dropout, which would make the t
 distribution another one than the sampled one.
 """
 
+import copy
 from pathlib import Path
 
 import torch
@@ -21,13 +22,13 @@ from transformers import (
 from gagar_mini.config import DType
 from gagar_mini.model.hf_engine import (
     ADAPTER,
-    load_base_model,
+    ADAPTER_WEIGHTS,
+    load_adapters,
     load_chat_model,
     require,
 )
 from gagar_mini.paths import find_checkpoint
-
-WEIGHTS = "adapter_model.safetensors"
+from gagar_mini.types import seed_for
 
 
 class ChatPolicy(nn.Module):
@@ -120,7 +121,7 @@ class ChatPolicy(nn.Module):
 
     def empty_model(self, dtype: torch.dtype) -> PreTrainedModel:
         """A model of the same shape. To cast one would round its rotary angles, too."""
-        config = self.causal_model.config
+        config = copy.deepcopy(self.causal_model.config)  # an engine changes its own
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
@@ -150,15 +151,16 @@ def load_chat_policy(
     gradient_checkpointing: bool = False,
     lora_rank: int = 0,
     device: str = "",
+    seed: int = 0,
 ) -> tuple[ChatPolicy, PreTrainedTokenizerBase]:
     """A policy by the folder, id or short name of its model, to be trained.
 
     `lora_rank` above 0 trains adapters of this rank on every linear layer but the head;
-    those of an adapter's folder are trained on. Raises ValueError for what cannot be
-    loaded, or where peft is missing.
+    those of an adapter's folder are trained on, new ones drawn by `seed`. Raises
+    ValueError for what cannot be loaded or trained, or where peft is missing.
     """
     if lora_rank:
-        model, tokenizer = load_adapters(name, lora_rank, device)
+        model, tokenizer = open_adapters(name, lora_rank, device, seed)
     else:
         model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
     policy = ChatPolicy(
@@ -167,25 +169,25 @@ def load_chat_policy(
         dtype=dtype,
         gradient_checkpointing=gradient_checkpointing,
     )
+    check_head(policy)
     return policy, tokenizer
 
 
-def load_adapters(
-    name: str, rank: int, device: str
+def open_adapters(
+    name: str, rank: int, device: str, seed: int
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """A model with adapters to train: new ones, or those of a folder, which go on."""
     require("peft", "LoRA")
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     folder = find_checkpoint(name)
     if (folder / ADAPTER).is_file():
-        model, tokenizer = load_base_model(folder, device)
-        model = PeftModel.from_pretrained(model, folder, is_trainable=True)
+        model, tokenizer = load_adapters(folder, device, is_trainable=True)
         found = model.peft_config["default"].r
         if found != rank:
             raise ValueError(
                 f"the adapter {name!r} has rank {found} and not {rank}: train it on "
-                f"with that rank, or all weights with rank 0"
+                "with that rank, or all weights with rank 0"
             )
         return model, tokenizer
     model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
@@ -196,7 +198,24 @@ def load_adapters(
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, settings), tokenizer
+    with torch.random.fork_rng():
+        torch.manual_seed(seed_for(seed, "adapters"))
+        return get_peft_model(model, settings), tokenizer
+
+
+@torch.no_grad()
+def check_head(policy: ChatPolicy) -> None:
+    """Raise ValueError for a model that changes logits behind its head (a softcap, a
+    scale): the head is read alone here, at few positions."""
+    ids = torch.arange(8, device=policy.causal_model.device).unsqueeze(0)
+    with policy.precision(ids.device):
+        expected = policy.causal_model(input_ids=ids).logits[..., : policy.num_tokens]
+    if not torch.allclose(policy(ids).float(), expected.float(), rtol=0.1, atol=0.1):
+        kind = policy.causal_model.config.model_type
+        raise ValueError(
+            f"models of the kind {kind!r} change logits behind their head, which is "
+            "read alone in training: use another model"
+        )
 
 
 def save_chat_policy(
@@ -217,7 +236,7 @@ def read_chat_weights(policy: ChatPolicy, folder: Path) -> dict[str, Tensor]:
     if (folder / ADAPTER).is_file():
         from peft import get_peft_model_state_dict
 
-        saved, state = load_file(folder / WEIGHTS), policy.state_dict()
+        saved, state = load_file(folder / ADAPTER_WEIGHTS), policy.state_dict()
         expected = get_peft_model_state_dict(policy.network)
         assert set(saved) == set(expected), "an adapter of another shape"
         for name, weight in saved.items():

@@ -33,7 +33,15 @@ from gagar_mini.paths import find_checkpoint
 from gagar_mini.records import parse_json
 from gagar_mini.types import Completion, SamplingParams
 
-ADAPTER = "adapter_config.json"
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PLAIN_LORA = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "use_dora": False,
+    "lora_bias": False,
+    "modules_to_save": None,
+}
+"""What an adapter's config must say, where it says anything."""
 PREFILL_TOKENS = 1024  # new tokens read in one pass: bounds the memory it takes
 
 
@@ -52,7 +60,7 @@ def load_chat_model(
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
     name = str(fetch_model(name) if name in MODELS else find_checkpoint(name))
     if (Path(name) / ADAPTER).is_file():
-        return load_adapted_model(name, device, dtype)
+        return load_adapted_model(Path(name), device, dtype)
     is_local = Path(name).is_dir()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=is_local)
@@ -75,36 +83,70 @@ def unloadable(name: str, error: Exception) -> ValueError:
 
 
 def load_adapted_model(
-    folder: str, device: str, dtype: torch.dtype
+    folder: Path, device: str, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    model, tokenizer = load_adapters(folder, device)
+    merged = model.merge_and_unload().requires_grad_(True)
+    for weight in merged.parameters():  # not `to`: it would round rotary angles, too
+        weight.data = weight.data.to(dtype)
+    return merged, tokenizer
+
+
+def load_adapters(
+    folder: Path, device: str, *, is_trainable: bool = False
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """A model in fp32 with the adapters of a folder (peft). The model that they are for
+    may come from the hub, the adapters only from the folder.
+
+    Raises ValueError for what does not fit, and for more than plain LoRA.
+    """
     require("peft", "an adapter")
     from peft import PeftModel
 
-    base, tokenizer = load_base_model(Path(folder), device)
+    written, name = read_adapter_config(folder), base_name(folder)
+    for key, plain in PLAIN_LORA.items():
+        if (written.get(key) or plain) != plain:
+            raise ValueError(
+                f"the adapter {str(folder)!r} has {key} {written[key]!r}: plain LoRA "
+                "on linear layers is what can be merged and trained here"
+            )
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ValueError(f"the adapter {str(folder)!r} lacks {ADAPTER_WEIGHTS}")
+    model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
+    model.name_or_path = name
     try:
-        merged = PeftModel.from_pretrained(base, folder).merge_and_unload()
+        adapted = PeftModel.from_pretrained(
+            model, str(folder.resolve()), is_trainable=is_trainable
+        )
     except Exception as error:
         told = " ".join(str(error).split()).split(". ")[0][:200]
         raise ValueError(
-            f"the adapter {folder!r} does not fit its model ({told})"
+            f"the adapter {str(folder)!r} does not fit its model ({told})"
         ) from error
-    return merged.to(dtype), tokenizer
+    return adapted, tokenizer
 
 
-def load_base_model(
-    folder: Path, device: str
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model that an adapter is for, in fp32, under the name that it has there."""
-    name = base_name(folder)
-    model, tokenizer = load_chat_model(name, device=device, dtype=torch.float32)
-    model.name_or_path = name
-    return model, tokenizer
+def require(package: str, purpose: str) -> None:
+    """ValueError, in a sentence, where an optional package is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{purpose} needs {package}: pip install 'gagar-mini[smol]'")
 
 
 def base_name(folder: Path) -> str:
     """The model that the adapter in a folder is for, as it is named there."""
-    written = parse_json((folder / ADAPTER).read_bytes(), ADAPTER)
-    return str(written["base_model_name_or_path"])
+    name = read_adapter_config(folder).get("base_model_name_or_path")
+    is_itself = isinstance(name, str) and Path(name).resolve() == folder.resolve()
+    if not isinstance(name, str) or not name or is_itself:
+        raise ValueError(f"{folder / ADAPTER} does not say for which model it is")
+    return name
+
+
+def read_adapter_config(folder: Path) -> dict[str, object]:
+    path = folder / ADAPTER
+    written = parse_json(path.read_bytes(), str(path))
+    if not isinstance(written, dict):
+        raise ValueError(f"{path} is no adapter's config")
+    return written
 
 
 def read_model_config(name: str) -> dict[str, object]:
@@ -121,12 +163,6 @@ def read_model_config(name: str) -> dict[str, object]:
         ).to_dict()
     except Exception as error:
         raise unloadable(str(path), error) from error
-
-
-def require(package: str, purpose: str) -> None:
-    """ValueError, in a sentence, where an optional package is missing."""
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"{purpose} needs {package}: pip install 'gagar-mini[smol]'")
 
 
 class HuggingFaceEngine:

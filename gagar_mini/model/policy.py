@@ -55,6 +55,8 @@ class TinyPolicy(nn.Module):
     token, so neither a mask nor lengths are needed.
     """
 
+    dtype = torch.float32  # of its passes
+
     def __init__(self, config: PolicyConfig, *, seed: int = 0):
         super().__init__()
         self.config = config

@@ -306,6 +306,7 @@ class VllmEngine(ConversationEngine):
         """Give GPU memory back until `wake` or `sync_weights`; a CPU keeps it."""
         self.require_no_conversation("the engine cannot sleep")
         if torch.cuda.is_available() and not self.is_asleep:
+            await self.in_turn(self.drop)
             await self.in_turn(self.core.sleep, self.options.sleep_level)
             self.is_asleep = True
 

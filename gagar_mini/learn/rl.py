@@ -71,7 +71,8 @@ def train(
     Ctrl-C ends the run after the step it is in, with a checkpoint; a second one ends it
     at once (KeyboardInterrupt), and it resumes from the newest checkpoint. Raises
     ValueError, before anything is written, for a folder, policy or task set that cannot
-    be used, and SandboxUnavailable where no untrusted code can run.
+    be used, and SandboxUnavailable where no untrusted code can run; ValueError before
+    the first step for an engine that samples from another distribution than the policy.
     """
     torch.set_num_threads(config.threads)
     stopper = Stopper()

@@ -87,8 +87,12 @@ def test_exit_handlers_run_and_threads_are_joined(either):
     source = """
 import atexit, threading, time
 atexit.register(print, "handler")
-threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+said = threading.Event()
+threading.Thread(
+    target=lambda: (said.wait(), time.sleep(0.05), print("thread"))
+).start()
 print("main")
+said.set()
 """
     assert python(either, source).stdout == b"main\nthread\nhandler\n"
 

@@ -6,6 +6,7 @@ writes table.md, claims.md, figure.png and, where a grader's costs were measured
 grading.png next to the runs that they are computed from.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from gagar_mini.view.claims import (
 from gagar_mini.view.compare import (
     HELD_OUT_FIGURES,
     Estimate,
+    Evaluation,
     Run,
     by_method,
     estimate_text,
@@ -40,7 +42,7 @@ def write_report(results: Path) -> None:
     (results / "table.md").write_text(results_markdown(runs))
     (results / "claims.md").write_text(claims_markdown(judge_claims(runs)))
     save_comparison(runs, results / "figure.png")
-    measured = [run for run in runs if "time/grade_cpu_share" in run.metrics[-1]]
+    measured = [run for run in runs if math.isfinite(mean_of(run, SHARES[0]))]
     save_grading(measured, results / "grading.png")
 
 
@@ -55,8 +57,9 @@ def published_runs(results: Path) -> list[Run]:
 
 def results_markdown(runs: Sequence[Run]) -> str:
     """A Markdown table of held-out figures, one row a method: means over seeds with
-    95 % intervals."""
-    heads = ["method", "seeds", "pass rate", "at a tighter budget"]
+    95 % intervals. A tighter budget has a column where one was evaluated."""
+    has_tight = all(len({*map(budget_of, run.evaluations)}) > 1 for run in runs)
+    heads = ["method", "seeds", "pass rate", *["at a tighter budget"] * has_tight]
     heads += [head for key, head in HELD_OUT_FIGURES.items() if key != "pass_rate"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for method, members in by_method(runs).items():
@@ -64,25 +67,34 @@ def results_markdown(runs: Sequence[Run]) -> str:
         tight = [evaluation_at(run, TIGHT) for run in members]
         figures = estimates(at, HELD_OUT_FIGURES)
         cells = [estimate_text(figure) for figure in figures.values()]
-        cells.insert(1, estimate_text(estimates(tight, ["pass_rate"])["pass_rate"]))
+        if has_tight:
+            found = estimates(tight, ["pass_rate"])["pass_rate"]
+            cells.insert(1, estimate_text(found))
         lines.append(f"| {method} | {len(members)} | {' | '.join(cells)} |")
-    trained, tightest = budget_of(at[0]), budget_of(tight[0])
-    lines += [
-        "",
-        f"Held-out tasks ({at[0]['num_tasks']}), {len(members[0].metrics)} steps; "
-        f"budget {trained[0]} turns and {trained[1]} sampled tokens, tighter: "
-        f"{tightest[0]} and {tightest[1]}; mean [95 % interval over seeds].",
-    ]
-    lines += cost_lines(runs)
+    lines += ["", conditions(runs, at[0], tight[0]), *cost_lines(runs)]
     return "\n".join(lines) + "\n"
+
+
+def conditions(runs: Sequence[Run], at: Evaluation, tight: Evaluation) -> str:
+    """Under what the figures of a table were measured, in a sentence."""
+    turns, tokens = budget_of(at)
+    told = (
+        f"Held-out tasks ({at['num_tasks']}), {len(runs[-1].metrics)} steps; budget "
+        f"{turns} turns and {tokens} sampled tokens"
+    )
+    if budget_of(tight) != budget_of(at):
+        told += ", tighter: {} and {}".format(*budget_of(tight))
+    if all(len(members) == 1 for members in by_method(runs).values()):
+        return f"{told}; one seed a method: no interval, and nothing decided."
+    return f"{told}; mean [95 % interval over seeds]."
 
 
 def cost_lines(runs: Sequence[Run]) -> list[str]:
     """What grading took of a step, for the methods that measured it."""
     lines = []
     for method, members in by_method(runs).items():
-        if all("time/grade_cpu_share" in run.metrics[-1] for run in members):
-            of_run = {key: [mean_of(run, key) for run in members] for key in SHARES}
+        of_run = {key: [mean_of(run, key) for run in members] for key in SHARES}
+        if all(map(math.isfinite, of_run[SHARES[0]])):
             cpu, wall = (
                 estimate_text(Estimate(*mean_interval_over_seeds(values)))
                 for values in of_run.values()
@@ -96,8 +108,9 @@ def cost_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def mean_of(run: Run, key: str) -> float:
-    values = [step[key] for step in run.metrics]
-    return sum(values) / len(values)
+    """Over the steps that have it; NaN without any."""
+    values = [step[key] for step in run.metrics if step.get(key) is not None]
+    return sum(values) / len(values) if values else math.nan
 
 
 if __name__ == "__main__":

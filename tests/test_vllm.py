@@ -355,7 +355,9 @@ def test_a_run_samples_with_vllm(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     assert [m["step"] for m in metrics] == [0, 1]
-    assert all(m["policy/sampler_drift"] < 1e-4 for m in metrics)
+    # none where what trained first was carried over, from older weights
+    drifts = [d for m in metrics if (d := m["policy/sampler_drift"]) is not None]
+    assert drifts and max(drifts) < 1e-4
     assert all(0 < m["reward/pass_rate"] < 1 for m in metrics)
 
 

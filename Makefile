@@ -21,7 +21,7 @@ SEEDS ?= 0 1 2
 ARMS ?= binary gagar downweight random reversed
 RUNS ?= data/runs
 
-SMOL_EVAL := --max-tasks 32 --samples 2 --max-turns 8 --max-tokens 352 --temperature 0.8 --json
+SMOL_EVAL := --preset smol --max-tasks 32 --samples 2 --json
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

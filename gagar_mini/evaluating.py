@@ -46,22 +46,41 @@ class Subject:
     config: RunConfig
     run_dir: Path | None
     step: int | None
+    dtype: torch.dtype | None = None
+    """In what a chat model computes; None is the default of the machine."""
 
 
-def open_subject(path: Path) -> Subject:
-    """The newest checkpoint of a run folder, or a checkpoint itself.
+def open_subject(path: Path, preset: str | None = None) -> Subject:
+    """The newest checkpoint of a run folder, or a checkpoint itself, in the settings of
+    `preset` where it is named.
 
-    Raises ValueError, in one sentence, where the folder holds neither.
+    Raises ValueError, in one sentence, where the folder holds neither, for an unknown
+    preset, and for one beside a run, which has settings of its own.
     """
     folder, config = find_checkpoint(str(path)), PRESETS["tiny"]()
-    if any((folder / name).is_file() for name in ("config.json", ADAPTER)):
+    is_checkpoint = any((folder / n).is_file() for n in ("config.json", ADAPTER))
+    if preset is not None:
+        if preset not in PRESETS or not is_checkpoint:
+            raise ValueError(
+                f"--preset {preset} is for the folder of a checkpoint, and one of "
+                f"{', '.join(PRESETS)}"
+            )
+        config = PRESETS[preset]()
+        return Subject(folder, config, None, None, getattr(torch, config.dtype))
+    if is_checkpoint:
         if is_chat(folder):
             config = replace(config, rollout=CHAT_ROLLOUT)
         return Subject(folder, config, run_dir=None, step=None)
     config, checkpoint = read_config(path), latest_checkpoint(path)
     if checkpoint is None:
         raise ValueError(f"the run {path} has no checkpoint yet: train it first")
-    return Subject(checkpoint.folder, config, run_dir=path, step=checkpoint.step)
+    return Subject(
+        checkpoint.folder,
+        config,
+        run_dir=path,
+        step=checkpoint.step,
+        dtype=getattr(torch, config.dtype),
+    )
 
 
 def open_policy(
@@ -119,8 +138,7 @@ def evaluate_budgets(
 ) -> list[Row]:
     """The figures of each budget. A run's own are added to its eval.jsonl, too."""
     config = subject.config
-    dtype = None if subject.run_dir is None else getattr(torch, config.dtype)
-    engine, dialect = open_policy(subject.checkpoint, all_limits[0], dtype)
+    engine, dialect = open_policy(subject.checkpoint, all_limits[0], subject.dtype)
     rows = []
     box = open_sandbox(config.sandbox, config.sandbox_image)
     with contextlib.closing(box) as sandbox:

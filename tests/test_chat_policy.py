@@ -18,8 +18,8 @@ from gagar_mini.agent.loop import run_agent
 from gagar_mini.agent.rollouts import Harness, rollout_group
 from gagar_mini.agent.scripted import ScriptedEngine
 from gagar_mini.cli import main
-from gagar_mini.config import RolloutConfig
-from gagar_mini.evaluating import is_chat
+from gagar_mini.config import PRESETS, RolloutConfig
+from gagar_mini.evaluating import is_chat, open_subject
 from gagar_mini.learn.demonstrations import bugs_of, edit
 from gagar_mini.model.batch_engine import ChatRows, open_chat_engine, trial_error
 from gagar_mini.model.hf_engine import HuggingFaceEngine, ReplayEngine
@@ -328,3 +328,12 @@ def test_rows_sample_from_new_weights_and_sleep():
     ((ids, done),) = run_together(engine, [0], sampling)
     assert ids == run_together(HuggingFaceEngine(new, tokenizer), [0], sampling)[0][0]
     assert {completion.weight_version for _, completion in done} == {1}
+
+
+def test_a_checkpoint_is_evaluated_as_a_run_of_a_preset_would_be(tmp_path):
+    """A start and what became of it must be measured under the same limits."""
+    subject = open_subject(find_checkpoint("data/policy/smol"), "smol")
+    assert subject.config == PRESETS["smol"]() and subject.dtype == torch.bfloat16
+    for path, preset in ((tmp_path, "smol"), (subject.checkpoint, "smoll")):
+        with pytest.raises(ValueError, match="is for the folder of a checkpoint"):
+            open_subject(path, preset)

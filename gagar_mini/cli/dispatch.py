@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has seen enough; a flush at exit would only complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, SandboxUnavailable) as error:
+    except (ValueError, OSError, FloatingPointError, SandboxUnavailable) as error:
         print(f"gagar-mini: {sentence(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

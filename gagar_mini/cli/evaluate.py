@@ -42,6 +42,8 @@ class Eval:
     """Task set."""
     split: str = "eval"
     """Split of the set."""
+    preset: str | None = None
+    """Evaluate a checkpoint in the settings of this preset, as a run of it would be."""
     max_turns: tuple[int, ...] = ()
     """Turns of one trajectory. Default: as in training."""
     max_tokens: tuple[int, ...] = ()
@@ -70,7 +72,7 @@ class Eval:
             raise ValueError(
                 f"--temperature is {self.temperature}: it must be a number from 0 on"
             )
-        subject = evaluating.open_subject(self.policy)
+        subject = evaluating.open_subject(self.policy, self.preset)
         trained = subject.config.rollout
         is_given = self.temperature is not None
         rollout = dataclasses.replace(
